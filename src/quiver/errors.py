@@ -1,0 +1,91 @@
+"""Every error that Quiver raises on purpose, in one tree.
+
+::
+
+    QuiverError
+    ├── InvalidBundle          a bundle that cannot be stored as it is
+    ├── InvalidConfig          a setting outside its range
+    ├── InvalidName            a name that must not become part of a path
+    ├── FormatError            bytes that are not what they claim to be
+    │   ├── Truncated          they end before the structure does
+    │   ├── ChecksumMismatch   they changed since they were written
+    │   ├── UnsupportedVersion they were written by something newer, or older
+    │   └── LimitExceeded      a length or count is above the limit that guards it
+    └── WalError               the write-ahead log cannot take the bundle
+        ├── WalAtCapacity      not now: reclaim first, then try again
+        └── WalPoisoned        a write or sync failed: the file is not trusted any more
+
+Errors from the operating system (``OSError``) pass through unchanged: they name their file already.
+"""
+
+from __future__ import annotations
+
+
+class QuiverError(Exception):
+    """Base of everything below. ``retryable`` says whether the same call may succeed later."""
+
+    retryable = False
+
+
+class InvalidBundle(QuiverError):
+    """A bundle breaks a rule of the formats: slot number, row count, ingestion time, size."""
+
+
+class InvalidConfig(QuiverError):
+    """A setting is outside its range."""
+
+
+class InvalidName(QuiverError):
+    """A name contains what must not become part of a file name."""
+
+
+class FormatError(QuiverError):
+    """Bytes that cannot be decoded: which file, at which offset, for which reason."""
+
+    def __init__(self, source: str, offset: int, reason: str) -> None:
+        self.source = source
+        self.offset = offset
+        self.reason = reason
+        super().__init__(f"{source}: at byte {offset}: {reason}")
+
+
+class Truncated(FormatError):
+    """The bytes end before the structure does."""
+
+    def __init__(self, source: str, offset: int, *, need: int, have: int, what: str) -> None:
+        self.need = need
+        self.have = have
+        super().__init__(source, offset, f"{what} needs {need} bytes, only {have} are left")
+
+
+class ChecksumMismatch(FormatError):
+    """The stored sum is not the sum of the bytes."""
+
+    def __init__(self, source: str, offset: int, *, stored: int, computed: int, what: str) -> None:
+        self.stored = stored
+        self.computed = computed
+        super().__init__(
+            source, offset, f"{what} has checksum {stored:08x} but its bytes sum to {computed:08x}"
+        )
+
+
+class UnsupportedVersion(FormatError):
+    """The version field holds a number that this reader does not know."""
+
+
+class LimitExceeded(FormatError):
+    """A length or count is larger than the limit that protects the reader."""
+
+
+class WalError(QuiverError):
+    """The write-ahead log cannot take the bundle."""
+
+
+class WalAtCapacity(WalError):
+    """The log is full: nothing was written. Finalise a segment, advance the cursor, try again."""
+
+    retryable = True
+
+
+class WalPoisoned(WalError):
+    """A write or sync of this file failed, so what it holds past the last sync is unknown."""

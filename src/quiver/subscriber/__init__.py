@@ -1,0 +1,1 @@
+"""Subscribers: who reads what is stored, and how far each of them is."""

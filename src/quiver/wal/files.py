@@ -1,0 +1,111 @@
+"""The files of one log: their names, their order, how one is started.
+
+``quiver.wal`` takes the appends. When it is full it becomes ``quiver.wal.N``, N counting up from 1,
+read-only, and a new one is started. Files are put in order by the position in their headers.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from quiver.disk import Disk, DiskFile
+from quiver.errors import FormatError
+from quiver.wal.header import WalHeader, decode_header, encode_header
+
+ACTIVE_NAME: Final = "quiver.wal"
+_ROTATED_NAME = re.compile(r"quiver\.wal\.([1-9][0-9]{0,18})")
+_LARGEST_HEADER = 2**16
+
+
+@dataclass(frozen=True, slots=True)
+class WalFile:
+    """One file of the log. ``rotation`` is None for the active one."""
+
+    path: Path
+    rotation: int | None
+    header: WalHeader
+    size: int
+    problem: str | None = None
+    """Why the header is not believed; its position is then taken from the file before."""
+
+    @property
+    def start(self) -> int:
+        """The log position of its first entry."""
+        return self.header.wal_position_start
+
+    @property
+    def end(self) -> int:
+        """The log position behind its last byte."""
+        return self.position_of(max(self.size, self.header.header_size))
+
+    def position_of(self, offset: int) -> int:
+        """The log position of a byte of this file."""
+        return self.start + offset - self.header.header_size
+
+    def offset_of(self, position: int) -> int:
+        """Where a log position lies in this file."""
+        return position - self.start + self.header.header_size
+
+
+def find_files(disk: Disk, directory: Path) -> list[WalFile]:
+    """All files of the log, oldest first.
+
+    The header has no checksum. A file that claims to start before the one that precedes it ends is
+    not believed, because its entries could then hide behind the cursor: better seen twice.
+    """
+    rotations: dict[int | None, Path] = {}
+    for name in disk.list_directory(directory):
+        if match := _ROTATED_NAME.fullmatch(name):
+            rotations[int(match[1])] = directory / name
+        elif name == ACTIVE_NAME:
+            rotations[None] = directory / name
+    files: list[WalFile] = []
+    end = 0
+    for rotation in sorted(rotations, key=lambda r: (r is None, r or 0)):
+        file = _look_at(disk, rotations[rotation], rotation, end)
+        if files and file.start < end:
+            problem = f"it claims position {file.start}, but the file before ends at {end}"
+            file = replace(
+                file, header=replace(file.header, wal_position_start=end), problem=problem
+            )
+        files.append(file)
+        end = file.end
+    return files
+
+
+def _look_at(disk: Disk, path: Path, rotation: int | None, expected: int) -> WalFile:
+    size = disk.size(path)
+    try:
+        header = decode_header(disk.read(path, 0, _LARGEST_HEADER), source=str(path))
+    except FormatError as error:
+        return WalFile(path, rotation, WalHeader(expected), size, str(error))
+    return WalFile(path, rotation, header, size)
+
+
+def start_file(disk: Disk, directory: Path, position: int) -> DiskFile:
+    """Create the active file, durable with its name, to take entries from ``position`` on."""
+    file = disk.create(directory / ACTIVE_NAME)
+    file.append([encode_header(WalHeader(position))])
+    file.sync()
+    disk.sync_dir(directory)
+    return file
+
+
+def retire_file(disk: Disk, directory: Path, rotation: int) -> Path:
+    """Turn the active file, which must be synced, into ``quiver.wal.<rotation>``.
+
+    The name is durable before a new active file may take its place.
+    """
+    target = directory / f"{ACTIVE_NAME}.{rotation}"
+    disk.make_read_only(directory / ACTIVE_NAME)
+    disk.rename(directory / ACTIVE_NAME, target)
+    disk.sync_dir(directory)
+    return target
+
+
+def next_rotation(files: list[WalFile]) -> int:
+    """A number that no file of the log has."""
+    return max((file.rotation or 0 for file in files), default=0) + 1

@@ -1,0 +1,192 @@
+"""Opening a log after whatever happened to it.
+
+In this order, so that a crash in the middle of recovery only makes the next one start again:
+
+1. the cursor is read; one that cannot be read counts as 0;
+2. everything behind it is replayed, each entry handed to the caller;
+3. damaged bytes are copied to ``quarantine/<log position>.bin`` and reported;
+4. a torn tail is cut off the active file;
+5. where the log ends before the cursor (the disk lost what was already in segments), or where there
+   is no usable active file, a new one is started at the larger of both, so that no position is ever
+   given out twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from quiver.config import WalConfig
+from quiver.disk import Disk, publish
+from quiver.errors import FormatError
+from quiver.wal.cursor import load_cursor
+from quiver.wal.entry import BODY_HEAD_SIZE, FRAME_SIZE, LENGTH, MAX_ENTRY_SIZE
+from quiver.wal.files import WalFile, find_files, next_rotation, retire_file, start_file
+from quiver.wal.replay import DamagedRange, Replayed, ReplayedEntry, replay
+from quiver.wal.scan import Found, scan
+
+QUARANTINE_NAME: Final = "quarantine"
+
+OnEntry = Callable[[ReplayedEntry], None]
+
+
+@dataclass(frozen=True, slots=True)
+class DamageReport:
+    """What was wrong with one range of bytes, and where they were put."""
+
+    path: Path
+    offset: int
+    length: int
+    position: int
+    reason: str
+    kept_as: Path | None
+    """None: an append that a crash cut short, or more damage than ``max_quarantine`` lets in."""
+
+
+@dataclass(slots=True)
+class Recovery:
+    """What opening a log found and did."""
+
+    cursor: int = 0
+    cursor_problem: str | None = None
+    next_sequence: int = 0
+    replayed_entries: int = 0
+    replayed_bytes: int = 0
+    skipped_entries: int = 0
+    damaged: list[DamageReport] = field(default_factory=list)
+    cut_bytes: int = 0
+    header_problems: list[str] = field(default_factory=list)
+
+
+class Quarantine:
+    """Where damaged bytes are kept: a directory that nobody empties but an operator."""
+
+    def __init__(self, disk: Disk, wal_directory: Path, limit: int) -> None:
+        self._disk = disk
+        self._directory = wal_directory / QUARANTINE_NAME
+        self._limit = limit
+
+    def keep(self, damage: DamagedRange) -> DamageReport:
+        """Copy the bytes, once, while there is room; say where."""
+        self._disk.make_directory(self._directory)
+        target = self._directory / f"{damage.position:020}.bin"
+        is_kept = self._is_kept(target, len(damage.data))
+        if not is_kept and self._used() + len(damage.data) <= self._limit:
+            publish(self._disk, target, [damage.data], read_only=True)
+            is_kept = True
+        return DamageReport(
+            damage.path,
+            damage.offset,
+            len(damage.data),
+            damage.position,
+            damage.reason,
+            target if is_kept else None,
+        )
+
+    def _is_kept(self, target: Path, size: int) -> bool:
+        return self._disk.exists(target) and self._disk.size(target) == size
+
+    def _used(self) -> int:
+        names = self._disk.list_directory(self._directory)
+        return sum(self._disk.size(self._directory / name) for name in names)
+
+
+def recover(
+    disk: Disk, directory: Path, config: WalConfig, on_entry: OnEntry | None = None
+) -> Recovery:
+    """Bring the directory into a state that a writer can append to, and tell what was there."""
+    disk.make_directory(directory)
+    recovery = Recovery()
+    _read_cursor(disk, directory, recovery)
+    files = find_files(disk, directory)
+    recovery.header_problems = [f"{f.path}: {f.problem}" for f in files if f.problem]
+    quarantine = Quarantine(disk, directory, config.max_quarantine)
+    items = replay(disk, files, recovery.cursor)
+    torn = _take_in(items, recovery, quarantine, on_entry)
+    if recovery.replayed_entries == 0:
+        recovery.next_sequence += _last_sequence(disk, files) + 1
+    _mend_active_file(disk, directory, files, torn, recovery.cursor)
+    return recovery
+
+
+def _read_cursor(disk: Disk, directory: Path, recovery: Recovery) -> None:
+    try:
+        recovery.cursor = load_cursor(disk, directory) or 0
+    except FormatError as error:
+        recovery.cursor_problem = str(error)
+
+
+def _take_in(
+    items: Iterable[Replayed],
+    recovery: Recovery,
+    quarantine: Quarantine,
+    on_entry: OnEntry | None,
+) -> DamagedRange | None:
+    """Hand out the entries, set damage aside; the torn tail, if there is one."""
+    for item in items:
+        if isinstance(item, ReplayedEntry):
+            recovery.next_sequence = max(recovery.next_sequence, item.entry.sequence + 1)
+            recovery.replayed_entries += 1
+            recovery.replayed_bytes += item.end_position - item.position
+            if on_entry is not None:
+                on_entry(item)
+        elif isinstance(item, DamagedRange):
+            frames = _whole_frames(item)
+            if frames or not item.torn:
+                recovery.damaged.append(quarantine.keep(item))
+            if item.torn:
+                recovery.cut_bytes = len(item.data)
+                recovery.next_sequence += frames  # these may have been acknowledged: not again
+                return item
+        else:
+            recovery.skipped_entries += 1
+    return None
+
+
+def _whole_frames(damage: DamagedRange) -> int:
+    """How many complete frames the bytes start with.
+
+    A torn tail without one is an append that never finished. One with such a frame may also be an
+    entry that was good once and changed on disk.
+    """
+    frames = offset = 0
+    while offset + FRAME_SIZE <= len(damage.data):
+        length = LENGTH.unpack_from(damage.data, offset)[0]
+        offset += FRAME_SIZE + length
+        if not BODY_HEAD_SIZE <= length <= MAX_ENTRY_SIZE or offset > len(damage.data):
+            break
+        frames += 1
+    return frames
+
+
+def _last_sequence(disk: Disk, files: list[WalFile]) -> int:
+    """The newest sequence number in any file, -1 when there is none."""
+    for file in reversed(files):
+        last = -1
+        for item in scan(disk.map(file.path), file.header.header_size, source=str(file.path)):
+            if isinstance(item, Found):
+                last = item.entry.sequence
+        if last >= 0:
+            return last
+    return -1
+
+
+def _mend_active_file(
+    disk: Disk, directory: Path, files: list[WalFile], torn: DamagedRange | None, cursor: int
+) -> None:
+    active = files[-1] if files and files[-1].rotation is None else None
+    end = files[-1].end if files else 0
+    if active is not None and torn is not None:
+        file = disk.open_append(active.path)
+        file.truncate(torn.offset)
+        file.sync()
+        file.close()
+        end = torn.position
+    if active is not None and (active.problem or end < cursor):
+        if active.size > active.header.header_size:
+            retire_file(disk, directory, next_rotation(files))
+        active = None
+    if active is None:
+        start_file(disk, directory, max(end, cursor)).close()

@@ -1,0 +1,98 @@
+"""Reading the log from a position to its end, over all its files.
+
+Nothing here writes. A reader beside a running writer sees every entry that was complete when it
+came by; the entry being written at that moment looks like a torn tail and is there the next time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+import pyarrow as pa
+
+from quiver.disk import Disk
+from quiver.wal.entry import WalEntry
+from quiver.wal.files import WalFile
+from quiver.wal.scan import Damaged, Found, Scanned, scan
+
+
+class ReplayedEntry(NamedTuple):
+    """An entry, and the log positions where it starts and ends."""
+
+    position: int
+    end_position: int
+    entry: WalEntry
+
+
+class DamagedRange(NamedTuple):
+    """Bytes of the log that are no entry.
+
+    ``torn``: they are the end of the log, as an interrupted append leaves them.
+    """
+
+    path: Path
+    offset: int
+    data: pa.Buffer
+    position: int
+    reason: str
+    torn: bool
+
+
+class SkippedEntry(NamedTuple):
+    """A good entry of a type that this reader does not know."""
+
+    position: int
+    end_position: int
+    entry_type: int
+
+
+Replayed: TypeAlias = ReplayedEntry | DamagedRange | SkippedEntry
+
+
+def replay(disk: Disk, files: list[WalFile], from_position: int = 0) -> Iterator[Replayed]:
+    """Everything that ends behind ``from_position``, in order. ``files``: see ``find_files``."""
+    last_sequence = None
+    for file in files:
+        if file.end <= from_position or file.size <= file.header.header_size:
+            continue
+        data = disk.map(file.path)
+        for item in _scan_from(data, file, from_position, last_sequence):
+            if isinstance(item, Found):
+                last_sequence = item.entry.sequence
+                yield ReplayedEntry(
+                    file.position_of(item.offset), file.position_of(item.end), item.entry
+                )
+            elif isinstance(item, Damaged):
+                yield DamagedRange(
+                    file.path,
+                    item.offset,
+                    data.slice(item.offset, item.end - item.offset),
+                    file.position_of(item.offset),
+                    item.reason,
+                    item.torn and file.rotation is None,
+                )
+            else:
+                yield SkippedEntry(
+                    file.position_of(item.offset), file.position_of(item.end), item.entry_type
+                )
+
+
+def _scan_from(
+    data: pa.Buffer, file: WalFile, from_position: int, last_sequence: int | None
+) -> Iterator[Scanned]:
+    """Scan from a position; from the start of the file when no entry begins there."""
+    first = file.header.header_size
+    start = max(first, file.offset_of(from_position))
+    items = scan(data, start, source=str(file.path), after_sequence=last_sequence)
+    head = next(items, None)
+    if head is None:
+        return
+    if start > first and isinstance(head, Damaged):
+        for item in scan(data, first, source=str(file.path), after_sequence=last_sequence):
+            if item.end > start:
+                yield item
+        return
+    yield head
+    yield from items

@@ -29,7 +29,7 @@ class ReplayedEntry(NamedTuple):
 class DamagedRange(NamedTuple):
     """Bytes of the log that are no entry.
 
-    ``torn``: they are the end of the log, as an interrupted append leaves them.
+    ``torn``: they are the end of the active file, as an interrupted append leaves it.
     """
 
     path: Path
@@ -71,7 +71,7 @@ def replay(disk: Disk, files: list[WalFile], from_position: int = 0) -> Iterator
                     data.slice(item.offset, item.end - item.offset),
                     file.position_of(item.offset),
                     item.reason,
-                    item.torn and file.rotation is None,
+                    item.torn and file.rotation is None and file.problem is None,
                 )
             else:
                 yield SkippedEntry(

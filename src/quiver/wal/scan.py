@@ -139,7 +139,10 @@ class _Scanner:
         """Where the next good entry starts after the bad one; None when there is none."""
         last = self._last_sequence
         for offset in chain(self._by_length(bad), self._by_shape(bad)):
-            self._budget -= LENGTH.unpack_from(self._view, offset)[0]
+            length = LENGTH.unpack_from(self._view, offset)[0]
+            if length > len(self._view) - offset - FRAME_SIZE:
+                continue
+            self._budget -= length
             if self._budget < 0:
                 break
             try:

@@ -1,0 +1,15 @@
+"""Benchmarks: what Quiver costs on this machine, beside the plain operation of the same bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+from quiver.bench import formats
+from quiver.bench.measure import Benchmark
+
+BENCHMARKS: Final[Mapping[str, Benchmark]] = MappingProxyType(
+    {benchmark.name: benchmark for benchmark in (formats.BENCHMARK,)}
+)
+"""Every benchmark by the name that ``quiver bench`` takes."""

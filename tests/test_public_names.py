@@ -1,0 +1,30 @@
+"""The public interface, name by name. Adding or removing one is a decision, made here."""
+
+from __future__ import annotations
+
+import quiver
+import quiver.testing
+
+PUBLIC = """
+ChecksumMismatch Disk DiskFile FormatError InvalidBundle InvalidConfig InvalidName LimitExceeded
+OpenSegment Payload Progress QuiverError RealDisk RecordBundle SegmentProgress SegmentReader Signal
+Slot Truncated UnsupportedVersion WalAtCapacity WalConfig WalError WalPoisoned WalWriter __version__
+fingerprint write_segment
+""".split()
+
+
+def test_quiver_exports_these_names_and_no_others() -> None:
+    assert sorted(quiver.__all__) == sorted(PUBLIC)
+    for name in PUBLIC:
+        assert getattr(quiver, name) is not None
+
+
+def test_every_error_is_a_quiver_error_and_drawn_in_the_tree() -> None:
+    from quiver import errors
+
+    classes = [item for item in vars(errors).values() if isinstance(item, type)]
+    assert len(classes) > 10
+    for error in classes:
+        assert issubclass(error, quiver.QuiverError)
+        assert error.__name__ in (errors.__doc__ or "")
+        assert error.__name__ in quiver.__all__

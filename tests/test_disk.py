@@ -237,7 +237,7 @@ ATTEMPTS: list[tuple[str, Attempt, int, str | None]] = [
     ("rename over a directory", lambda d, r: d.rename(r / "file", r / "dir"), errno.EISDIR, "file"),
     ("open the read-only", lambda d, r: d.open_append(r / "protected"), errno.EACCES, "protected"),
     ("create over read-only", lambda d, r: d.create(r / "protected"), errno.EACCES, "protected"),
-    ("truncate below zero", lambda d, r: d.create(r / "x").truncate(-1), errno.EINVAL, None),
+    ("truncate below zero", lambda d, r: d.create(r / "x").truncate(-1), errno.EINVAL, "x"),
     ("read before the start", lambda d, r: d.read(r / "file", -1), errno.EINVAL, None),
 ]
 
@@ -290,7 +290,7 @@ def test_both_disks_say_when_they_are_full() -> None:
     for file in (RealDisk().open_append(Path("/dev/full")), full.create(Path("/file"))):
         with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)) as caught:
             file.append([b"x"])
-        assert caught.value.filename is None
+        assert caught.value.filename == str(file.path)
         assert file.size == 0
         file.close()
 

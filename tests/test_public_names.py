@@ -5,18 +5,57 @@ from __future__ import annotations
 import quiver
 import quiver.testing
 
-PUBLIC = """
-ChecksumMismatch Disk DiskFile FormatError InvalidBundle InvalidConfig InvalidName LimitExceeded
-OpenSegment Payload Progress QuiverError RealDisk RecordBundle SegmentProgress SegmentReader Signal
-Slot Truncated UnsupportedVersion WalAtCapacity WalConfig WalError WalPoisoned WalWriter __version__
-fingerprint write_segment
-""".split()
+PUBLIC = {
+    "ChecksumMismatch",
+    "Disk",
+    "DiskFile",
+    "FormatError",
+    "InvalidBundle",
+    "InvalidConfig",
+    "InvalidName",
+    "LimitExceeded",
+    "OpenSegment",
+    "Payload",
+    "Progress",
+    "QuiverError",
+    "RealDisk",
+    "RecordBundle",
+    "SegmentProgress",
+    "SegmentReader",
+    "Signal",
+    "Slot",
+    "Truncated",
+    "UnsupportedVersion",
+    "WalAtCapacity",
+    "WalConfig",
+    "WalError",
+    "WalPoisoned",
+    "WalWriter",
+    "__version__",
+    "fingerprint",
+    "write_segment",
+}
+PUBLIC_FOR_TESTS = {
+    "Call",
+    "ExplorationReport",
+    "SimulatedDisk",
+    "Violation",
+    "error_loop",
+    "explore",
+    "replay",
+}
 
 
 def test_quiver_exports_these_names_and_no_others() -> None:
-    assert sorted(quiver.__all__) == sorted(PUBLIC)
+    assert set(quiver.__all__) == PUBLIC
     for name in PUBLIC:
         assert getattr(quiver, name) is not None
+
+
+def test_quiver_testing_exports_these_names_and_no_others() -> None:
+    assert set(quiver.testing.__all__) == PUBLIC_FOR_TESTS
+    for name in PUBLIC_FOR_TESTS:
+        assert getattr(quiver.testing, name) is not None
 
 
 def test_every_error_is_a_quiver_error_and_drawn_in_the_tree() -> None:

@@ -14,8 +14,9 @@ What the operations promise, and what they do not:
 ``publish``        all of the above in the right order: the whole file, or nothing
 =================  ==================================================================
 
-After a failed ``sync`` the kernel may have dropped the pages and marked them clean: the file must
-not be synced again and believed. Callers start a new file instead.
+Errors are ``OSError`` and name the file. After a failed ``sync`` the kernel may have dropped the
+pages and marked them clean: the file must not be synced again and believed. Callers start a new
+file instead.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ BytesLike: TypeAlias = bytes | bytearray | memoryview | pa.Buffer
 
 # Linux, macOS and the BSDs all take at least this many buffers in one writev.
 _MAX_BUFFERS_PER_WRITE = 1024
+_FILE_MODE = 0o640  # telemetry is nobody else's business
 _READ_ONLY_MODE = 0o440
 _F_FULLFSYNC = 51  # macOS: fsync stops at the drive's cache, this one empties it
 _CHMOD_NOT_SUPPORTED = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
@@ -90,7 +92,10 @@ class Disk(Protocol):
         """Make creations, renames and unlinks inside ``path`` durable."""
 
     def make_read_only(self, path: Path) -> None:
-        """Mode 0440 where the file system knows modes; otherwise nothing."""
+        """Mode 0440 where the file system knows modes; otherwise nothing.
+
+        A protection against accidents, not a promise: a power cut may undo it.
+        """
 
     def exists(self, path: Path) -> bool:
         """Whether a file or directory has that name."""
@@ -124,17 +129,25 @@ class RealDisk:
         path.unlink()
 
     def make_directory(self, path: Path) -> None:
-        missing = [p for p in (path, *path.parents) if not p.exists()]
-        path.mkdir(parents=True, exist_ok=True)
-        for made in missing:
-            self.sync_dir(made.parent)
+        missing = [level for level in (path, *path.parents) if not level.exists()]
+        # The deepest level that is there may have been made by a call that was cut short. Where
+        # its parent may not be opened, it was made by somebody else.
+        with contextlib.suppress(PermissionError):
+            self.sync_dir(missing[-1].parent.parent if missing else path.parent)
+        for level in reversed(missing):
+            level.mkdir(exist_ok=True)
+            self.sync_dir(level.parent)
+        if not path.is_dir():
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
 
     def sync_dir(self, path: Path) -> None:
         if sys.platform == "win32":
             return  # directories cannot be opened there; NTFS journals the names itself
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            os.fsync(descriptor)
+            _sync_whole(descriptor)
+        except OSError as error:
+            raise _named(error, path) from error
         finally:
             os.close(descriptor)
 
@@ -177,17 +190,20 @@ class _RealFile:
     def __init__(self, path: Path, flags: int) -> None:
         self.path = path
         flags |= os.O_RDWR | os.O_APPEND | getattr(os, "O_BINARY", 0)
-        self._descriptor = os.open(path, flags, 0o666)
+        self._descriptor = os.open(path, flags, _FILE_MODE)
         self.size = os.fstat(self._descriptor).st_size
 
     def append(self, buffers: Sequence[BytesLike]) -> int:
         before = self.size
-        for start in range(0, len(buffers), _MAX_BUFFERS_PER_WRITE):
-            self._write_all(buffers[start : start + _MAX_BUFFERS_PER_WRITE])
+        try:
+            for start in range(0, len(buffers), _MAX_BUFFERS_PER_WRITE):
+                self._write_all(buffers[start : start + _MAX_BUFFERS_PER_WRITE])
+        except OSError as error:
+            raise _named(error, self.path) from error
         return self.size - before
 
     def _write_all(self, buffers: Sequence[BytesLike]) -> None:
-        expected = sum(map(len, buffers))
+        expected = sum(b.nbytes if isinstance(b, memoryview) else len(b) for b in buffers)
         written = self._write(buffers)
         if written == expected:  # one call is the rule; what follows is for full disks and signals
             return
@@ -204,23 +220,39 @@ class _RealFile:
         return written
 
     def truncate(self, size: int) -> None:
-        os.ftruncate(self._descriptor, size)
+        try:
+            os.ftruncate(self._descriptor, size)
+        except OSError as error:
+            raise _named(error, self.path) from error
         self.size = size
 
     def sync(self) -> None:
-        if sys.platform == "darwin":
-            import fcntl
-
-            fcntl.fcntl(self._descriptor, _F_FULLFSYNC)
-        elif hasattr(os, "fdatasync"):
-            os.fdatasync(self._descriptor)
-        else:
-            os.fsync(self._descriptor)
+        try:
+            if hasattr(os, "fdatasync"):
+                os.fdatasync(self._descriptor)
+            else:
+                _sync_whole(self._descriptor)
+        except OSError as error:
+            raise _named(error, self.path) from error
 
     def close(self) -> None:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
+
+
+def _sync_whole(descriptor: int) -> None:
+    if sys.platform == "darwin":
+        import fcntl
+
+        fcntl.fcntl(descriptor, _F_FULLFSYNC)
+    else:
+        os.fsync(descriptor)
+
+
+def _named(error: OSError, path: Path) -> OSError:
+    """The error of a call on a descriptor, which knows no name, with the name."""
+    return OSError(error.errno, error.strerror, str(path))
 
 
 def publish(
@@ -229,7 +261,8 @@ def publish(
     """Put a whole file in place, durably, or leave the old one: the number of bytes written.
 
     Order: temporary name, write, mode, sync, rename, directory sync. A crash leaves at most
-    ``<name>.tmp``, which nothing reads and the next call removes.
+    ``<name>.tmp``, which nothing reads and the next call removes. When the last step fails the new
+    file is there to see, and may still be gone after a power cut: only a return is a success.
     """
     temporary = path.with_name(path.name + ".tmp")
     if disk.exists(temporary):

@@ -254,6 +254,19 @@ def test_a_torn_append_that_is_appended_to_is_found() -> None:
     assert error_loop(tries_again, check_log, partials=(1,), seed=SEED).violations
 
 
+def test_damage_done_while_handling_an_error_is_found() -> None:
+    def script(disk: SimulatedDisk, acknowledge: Acknowledge) -> None:
+        careful(disk, acknowledge)
+        file = disk.open_append(LOG)
+        try:
+            file.append([record(5)])
+        except OSError:
+            file.truncate(0)  # too much, and nothing is acknowledged afterwards
+
+    assert not explore(script, check_log, seed=SEED).violations
+    assert error_loop(script, check_log, seed=SEED).violations
+
+
 def test_errors_of_quiver_are_expected_and_others_are_not() -> None:
     def failing_with(exception: Exception) -> Script:
         def script(disk: SimulatedDisk, acknowledge: Acknowledge) -> None:

@@ -68,15 +68,14 @@ def test_any_mutating_call_can_fail_once_and_changes_nothing(kind: str) -> None:
     MUTATIONS[kind](disk, file)
 
 
-def test_errors_name_what_the_system_calls_name() -> None:
+def test_errors_name_the_file() -> None:
     disk, file = disk_with_file()
-    by_descriptor = {"append", "truncate", "sync", "sync_dir"}
     for kind, mutate in MUTATIONS.items():
         disk.fail_call(1, errno.EIO)
         with pytest.raises(OSError, match=EIO) as caught:
             mutate(disk, file)
-        named = {"make_directory": "/sub"}.get(kind, "/a")
-        assert caught.value.filename == (None if kind in by_descriptor else named)
+        named = {"make_directory": "/sub", "sync_dir": "/"}.get(kind, "/a")
+        assert caught.value.filename == named
         assert caught.value.filename2 == ("/b" if kind == "rename" else None)
 
 

@@ -155,5 +155,5 @@ def test_a_truncated_payload_names_file_and_place() -> None:
     bundle = RecordBundle({1: Payload(numbers(1), bytes(32))}, 0)
     entry = decoded(sealed(bundle))
     block = entry.slots[0]._replace(payload=entry.slots[0].payload.slice(0, 100))
-    with pytest.raises(Truncated, match="^f: at byte 71: "):
+    with pytest.raises(Truncated, match=r"^f: at byte 71: "):
         entry._replace(slots=(block,)).bundle()

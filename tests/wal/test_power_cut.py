@@ -20,11 +20,12 @@ from logs import WAL, values
 
 from quiver.bundle import RecordBundle
 from quiver.config import WalConfig
-from quiver.disk import Disk
+from quiver.disk import Disk, DiskFile
 from quiver.testing import SimulatedDisk, error_loop, explore
-from quiver.wal import files, recovery, scan, writer
+from quiver.wal import recovery, scan, writer
 from quiver.wal.entry import prepare_entry
 from quiver.wal.files import ACTIVE_NAME
+from quiver.wal.header import WalHeader, encode_header
 from quiver.wal.replay import ReplayedEntry
 from quiver.wal.writer import Appended, WalWriter
 
@@ -103,7 +104,6 @@ def check(disk: Disk, promises: Sequence[Promise]) -> None:
 @pytest.mark.parametrize("script", [life_of_a_log, open_twice])
 def test_power_cut_at_every_call(script: Callable[..., None]) -> None:
     report = explore(script, check, limit_per_point=1000, seed=SEED)
-    print(report)
     assert report.points > 20
     assert report.states > 200
     assert report.violations == [], str(report)
@@ -127,7 +127,6 @@ def test_power_cut_during_recovery() -> None:
         )
         assert report.violations == [], str(report)
         states += report.states
-    print(f"{states} states")
     assert states > 200
 
 
@@ -137,7 +136,6 @@ def _recover(disk: SimulatedDisk) -> None:
 
 def test_every_call_fails_in_turn() -> None:
     report = error_loop(open_twice, check, seed=SEED)
-    print(report)
     assert report.points > 50
     assert report.violations == [], str(report)
 
@@ -148,9 +146,9 @@ def _rotate_without_directory_sync(disk: Disk, directory: Path, rotation: int) -
     return target
 
 
-def _start_without_sync(disk: Disk, directory: Path, position: int) -> files.DiskFile:
+def _start_without_sync(disk: Disk, directory: Path, position: int) -> DiskFile:
     file = disk.create(directory / ACTIVE_NAME)
-    file.append([files.encode_header(files.WalHeader(position))])
+    file.append([encode_header(WalHeader(position))])
     return file
 
 
@@ -188,5 +186,5 @@ def test_planted_bugs_are_caught(
 ) -> None:
     """The exploration can fail: each of these makes it."""
     monkeypatch.setattr(module, name, bug)
-    report = explore(life_of_a_log, check, limit_per_point=1000, seed=SEED)
+    report = explore(life_of_a_log, check, limit_per_point=100, seed=SEED)
     assert report.violations, str(report)

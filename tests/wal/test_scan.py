@@ -18,9 +18,7 @@ from quiver.wal.scan import Damaged, Found, Scanned, Skipped, scan
 
 
 def entries(count: int, first: int = 0) -> list[bytes]:
-    return [
-        b"".join(prepare_entry(plain_bundle(i)).seal(i)) for i in range(first, first + count)
-    ]
+    return [b"".join(prepare_entry(plain_bundle(i)).seal(i)) for i in range(first, first + count)]
 
 
 def framed(body: bytes) -> bytes:

@@ -4,31 +4,28 @@ from __future__ import annotations
 
 import errno
 import zlib
-from collections.abc import Iterable
-from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from logs import (
     ENTRY_SIZE,
-    TWO_PER_FILE,
     WAL,
     append_one_by_one,
     opened,
     prepared,
     values,
 )
-from hypothesis import given
-from hypothesis import strategies as st
 
 from quiver.config import WalConfig
 from quiver.errors import WalAtCapacity, WalError, WalPoisoned
 from quiver.testing import SimulatedDisk
 from quiver.wal.cursor import load_cursor, store_cursor
-from quiver.wal.entry import PreparedEntry, prepare_entry
 from quiver.wal.files import find_files
 from quiver.wal.header import WalHeader, encode_header
 from quiver.wal.replay import DamagedRange, ReplayedEntry, SkippedEntry, replay
-from quiver.wal.writer import Appended, WalWriter
+from quiver.wal.writer import WalWriter
+
 
 def test_a_new_log_is_empty() -> None:
     disk = SimulatedDisk()
@@ -165,7 +162,7 @@ def test_too_many_rotated_files_refuse_before_writing() -> None:
     config = WalConfig(rotation_target=1, max_size=100 * ENTRY_SIZE, max_rotated_files=2)
     writer, _ = opened(disk, config)
     append_one_by_one(writer, range(3))
-    with pytest.raises(WalAtCapacity, match="wal.max_rotated_files is 2") as caught:
+    with pytest.raises(WalAtCapacity, match=r"wal\.max_rotated_files is 2") as caught:
         append_one_by_one(writer, [3])
     assert caught.value.retryable
     writer.advance_cursor(ENTRY_SIZE)
@@ -183,6 +180,11 @@ def test_too_many_bytes_refuse_before_writing() -> None:
     assert writer.size == size
 
 
+def _append_and_sync(writer: WalWriter) -> None:
+    writer.append(prepared([1]))
+    writer.sync()
+
+
 @pytest.mark.parametrize("call", [1, 2], ids=["append", "sync"])
 def test_after_a_failed_write_or_sync_the_file_is_not_trusted(call: int) -> None:
     disk = SimulatedDisk()
@@ -191,8 +193,7 @@ def test_after_a_failed_write_or_sync_the_file_is_not_trusted(call: int) -> None
     writer.sync()
     disk.fail_call(call, errno.EIO)
     with pytest.raises(WalPoisoned, match=f"since position {ENTRY_SIZE} is not safe"):
-        writer.append(prepared([1]))
-        writer.sync()
+        _append_and_sync(writer)
     for action in (lambda: writer.append(prepared([2])), writer.sync):
         with pytest.raises(WalPoisoned, match="open it again"):
             action()

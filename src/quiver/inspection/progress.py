@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import ClassVar, Final
 
 from quiver.errors import FormatError, LimitExceeded
-from quiver.inspection.records import FileDescription, Listing, Record, View, reason_of
+from quiver.inspection.records import FileDescription, Record, View, reason_of
 from quiver.subscriber.progress import (
     FILE_PREFIX,
     MAX_FILE_SIZE,
@@ -66,9 +67,6 @@ def describe_progress(view: View, path: Path) -> ProgressDescription:
         progress = decode_progress(data, source=str(path))
     except FormatError as error:
         problem = reason_of(error)
-    listing = Listing[ProgressEntry](view.limit)
-    for entry in progress.entries:
-        listing.add(lambda entry=entry: _entry_facts(entry))  # type: ignore[misc]
     resolved = sum(entry.resolved.bit_count() for entry in progress.entries)
     return ProgressDescription(
         **view.file_fields(path, data),
@@ -80,7 +78,7 @@ def describe_progress(view: View, path: Path) -> ProgressDescription:
         segment_count=len(progress.entries),
         resolved=resolved,
         pending=sum(entry.bundle_count for entry in progress.entries) - resolved,
-        entries=listing.items,
+        entries=tuple(_entry_facts(entry) for entry in islice(progress.entries, view.limit)),
         hex=data.to_pybytes().hex() if data.size <= MAX_SHOWN_BYTES else None,
     )
 

@@ -8,6 +8,7 @@ first stream starts with.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -22,6 +23,7 @@ from quiver.wal.recovery import QUARANTINE_NAME
 
 TEMPORARY_SUFFIX: Final = ".tmp"
 
+_WAL_NAME = re.compile(re.escape(ACTIVE_NAME) + r"(\.[1-9][0-9]{0,18})?")
 _SEGMENT_MAGIC_FROM_END = 12
 _WRONG_BYTES_ALLOWED = 2
 _ARROW_MAGIC = b"ARROW1"
@@ -50,7 +52,7 @@ _OTHERS: Final = (
     (b"\x28\xb5\x2f\xfd", "a zstd file; unpack it first"),
     (b"PK\x03\x04", "a zip archive; unpack it first"),
     (b"SQLite format 3", "an SQLite database"),
-    (b"{", "perhaps JSON"),
+    (b"{", "JSON"),
 )
 
 
@@ -58,7 +60,7 @@ def named_like(name: str) -> Format | None:
     """The format that a file name belongs to."""
     if name == cursor.FILE_NAME:
         return CURSOR
-    if name == ACTIVE_NAME or name.removeprefix(f"{ACTIVE_NAME}.").isdecimal():
+    if _WAL_NAME.fullmatch(name):
         return WAL
     if name.startswith(progress.FILE_PREFIX) and not name.endswith(TEMPORARY_SUFFIX):
         return PROGRESS

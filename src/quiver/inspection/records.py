@@ -26,7 +26,7 @@ MAX_LISTED_PROBLEMS: Final = 1000
 _LARGEST_COPY = 256 * 1024 * 1024
 _DECODED_AT_LEAST = 1024 * 1024 * 1024
 _DECODED_PER_BYTE = 64
-_COST_OF_A_BATCH = 1024
+_LEAST_COST = 1024
 
 _T = TypeVar("_T")
 
@@ -92,11 +92,11 @@ class Listing(Generic[_T]):
         self._items: list[_T] = []
         self.count = 0
 
-    def add(self, make: Callable[[], _T]) -> None:
-        """Count an item; make it only when it will be kept."""
+    def add(self, item: _T) -> None:
+        """Count an item, and keep it while there is room."""
         self.count += 1
         if self._limit is None or len(self._items) < self._limit:
-            self._items.append(make())
+            self._items.append(item)
 
     @property
     def items(self) -> tuple[_T, ...]:
@@ -113,7 +113,11 @@ class Problems(Listing[Problem]):
     def note(self, where: str, error: Exception | str) -> None:
         """Note a problem and go on."""
         reason = reason_of(error) if isinstance(error, Exception) else error
-        self.add(lambda: Problem(where=where, reason=reason))
+        self.add(Problem(where=where, reason=reason))
+
+    def count_more(self, count: int) -> None:
+        """Count problems that somebody else did not list either."""
+        self.count += count
 
 
 class DecodeBudget:
@@ -131,11 +135,11 @@ class DecodeBudget:
         """Whether decoding has to stop."""
         return self._left < 0
 
-    def spend(self, batch: pa.RecordBatch, *, source: str, offset: int) -> None:
-        """Pay for a batch that was decoded."""
-        self._left -= batch.get_total_buffer_size() + _COST_OF_A_BATCH
+    def spend(self, size: int, *, source: str, offset: int) -> None:
+        """Pay for bytes that were summed or decoded."""
+        self._left -= size + _LEAST_COST
         if self.is_spent:
-            reason = "the batches take far more memory than the file; the rest was not decoded"
+            reason = "its batches take far more memory than the file; the rest was not decoded"
             raise LimitExceeded(source, offset, reason)
 
 

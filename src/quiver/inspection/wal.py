@@ -174,9 +174,7 @@ class WalWalk:
 
     def run(self, start: int, *, past: int = 0, after_sequence: int | None = None) -> None:
         """Walk from ``start`` to the end; count the entries that end behind offset ``past``."""
-        for item in scan(
-            self._data, start, source=self._source, after_sequence=after_sequence
-        ):
+        for item in scan(self._data, start, source=self._source, after_sequence=after_sequence):
             self._take(item)
             if isinstance(item, Found) and item.end > past:
                 self.entries_past += 1
@@ -187,7 +185,7 @@ class WalWalk:
             self._take_entry(item)
         elif isinstance(item, Skipped):
             self.skipped.add(
-                lambda: SkippedFacts(offset=item.offset, entry_type=item.entry_type, length=length)
+                SkippedFacts(offset=item.offset, entry_type=item.entry_type, length=length)
             )
         else:
             self._take_damage(item)
@@ -198,13 +196,14 @@ class WalWalk:
         self.last = entry
         self.row_count += sum(slot.row_count for slot in entry.slots)
         self.payload_bytes += sum(slot.payload.size for slot in entry.slots)
-        self.entries.add(lambda: _entry_facts(found))
+        self.entries.add(_entry_facts(found))
         if self._budget.is_spent:
             return
         try:
             bundle = entry.bundle(Validation.FULL)
-            for slot, payload in bundle.payloads.items():
-                self._budget.spend(payload.batch, source=slot_name(slot), offset=found.offset)
+            batches = [payload.batch for payload in bundle.payloads.values()]
+            size = sum(batch.get_total_buffer_size() for batch in batches)
+            self._budget.spend(size, source=self._source, offset=found.offset)
         except QuiverError as error:
             self._take_damage(Damaged(found.offset, found.end, reason_of(error), torn=False))
 
@@ -212,9 +211,7 @@ class WalWalk:
         length = item.end - item.offset
         self.damaged_bytes += length
         self.damaged.add(
-            lambda: DamagedFacts(
-                offset=item.offset, length=length, reason=item.reason, torn=item.torn
-            )
+            DamagedFacts(offset=item.offset, length=length, reason=item.reason, torn=item.torn)
         )
 
 
@@ -245,9 +242,7 @@ def describe_cursor(view: View, path: Path) -> CursorDescription:
     data = view.load(path)
     position = problem = None
     try:
-        position = decode_cursor(data.slice(0, _LARGEST_CURSOR), source=str(path))
+        position = decode_cursor(memoryview(data)[:_LARGEST_CURSOR], source=str(path))
     except FormatError as error:
         problem = reason_of(error)
-    return CursorDescription(
-        **view.file_fields(path, data), problem=problem, wal_position=position
-    )
+    return CursorDescription(**view.file_fields(path, data), problem=problem, wal_position=position)

@@ -20,9 +20,6 @@ CallKind: TypeAlias = Literal[
     "make_read_only",
 ]
 
-# These fail on an open descriptor, and the operating system then names no file in its error.
-_BY_DESCRIPTOR = {"append", "truncate", "sync", "sync_dir"}
-
 
 class Call(NamedTuple):
     """One call that may have changed the disk."""
@@ -96,8 +93,7 @@ class CallRecorder:
             if fault:
                 if on_fault:
                     on_fault(fault.partial)
-                named = None if kind in _BY_DESCRIPTOR else path
-                raise os_error(fault.errno_value, named, target)
+                raise os_error(fault.errno_value, path, target)
             yield
         finally:
             if self.after_call:

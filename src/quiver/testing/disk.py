@@ -15,7 +15,7 @@ Operation           Survives a power cut when      Otherwise the disk may hold
 ``create``          ``sync_dir``, for the name     no name; or a name and an empty file
 ``create`` of an    ``sync`` of that file: it is   the old length, with the old bytes, and what
 existing file       the same file, cut to nothing  is written next on top of them
-``rename``          ``sync_dir``                   the old names; never both, never neither
+``rename``          ``sync_dir``                   the old names; it is never half done
 ``unlink``          ``sync_dir``                   the name and its file, as before
 ``make_directory``  it returns                     some of the parents, outermost first
 failed ``sync``,    never, whatever syncs follow   what was durable before, while this process
@@ -281,12 +281,12 @@ class SimulatedFile:
             room = self._disk.room()
             self._write(data[:room])
             if room < len(data):
-                raise os_error(errno.ENOSPC)
+                raise os_error(errno.ENOSPC, self.path)
         return len(data)
 
     def truncate(self, size: int) -> None:
         if size < 0:
-            raise os_error(errno.EINVAL)
+            raise os_error(errno.EINVAL, self.path)
         self._check_open()
         with self._disk.call("truncate", self.path, f"to {size} bytes"):
             self.inode.truncate(size)
@@ -309,7 +309,7 @@ class SimulatedFile:
 
     def _check_open(self) -> None:
         if self.closed:
-            raise os_error(errno.EBADF)
+            raise os_error(errno.EBADF, self.path)
 
 
 def _key(path: Path) -> str:

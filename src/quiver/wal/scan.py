@@ -5,11 +5,11 @@ damaged anywhere. The scan tells the two apart by what comes after: when a good 
 bytes in between are damage in the middle and the entries behind survive; when none follows, the
 rest of the file is a torn tail.
 
-How the next good entry is found. When the length of the bad entry leads to one, directly or over
-more bad ones, that is it. Otherwise a length itself is broken, and the bytes are searched for the
-shape of an entry: type 0, a slot below 64, the marker that every Arrow stream starts with. A
-candidate counts only when its structure closes exactly, its checksum fits and its sequence number
-is past the last one seen, so that log bytes inside somebody's payload are not taken for the log.
+How the next good entry is found. The lengths of the bad entry, and of bad ones behind it, may lead
+to one. And the bytes are searched for the shape of an entry: type 0, a slot below 64, the marker
+that every Arrow stream starts with. A candidate counts only when its structure closes exactly, its
+checksum fits, its sequence number is past the last one seen, and it leads to the entry that the
+lengths found, if they found one: log bytes inside somebody's payload are not taken for the log.
 Summing candidates is limited to ``RESYNC_BUDGET`` times the file, however hostile the bytes.
 """
 
@@ -18,7 +18,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import suppress
-from itertools import chain
+from itertools import takewhile
 from typing import Final, NamedTuple, TypeAlias
 
 import pyarrow as pa
@@ -137,8 +137,13 @@ class _Scanner:
 
     def _resync(self, bad: int) -> int | None:
         """Where the next good entry starts after the bad one; None when there is none."""
+        by_length = self._first_good(self._by_length(bad))
+        by_shape = self._first_good(self._by_shape(bad, by_length))
+        return by_length if by_shape is None else by_shape
+
+    def _first_good(self, candidates: Iterator[int]) -> int | None:
         last = self._last_sequence
-        for offset in chain(self._by_length(bad), self._by_shape(bad)):
+        for offset in candidates:
             length = LENGTH.unpack_from(self._view, offset)[0]
             if length > len(self._view) - offset - FRAME_SIZE:
                 continue
@@ -153,26 +158,38 @@ class _Scanner:
                 return offset
         return None
 
-    def _by_length(self, bad: int) -> Iterator[int]:
-        """The places where entries start if only bodies were damaged."""
-        offset = bad
+    def _by_length(self, start: int) -> Iterator[int]:
+        """The places behind ``start`` where entries begin if only bodies were damaged."""
+        offset = start
         while offset + _LENGTH_SIZE <= len(self._view):
-            if offset > bad:
+            if offset > start:
                 yield offset
             length = LENGTH.unpack_from(self._view, offset)[0]
             if not BODY_HEAD_SIZE <= length <= MAX_ENTRY_SIZE:
                 return
             offset += FRAME_SIZE + length
 
-    def _by_shape(self, bad: int) -> Iterator[int]:
-        """The places that look like the start of an entry whose structure closes."""
+    def _by_shape(self, bad: int, target: int | None) -> Iterator[int]:
+        """The places that look like the start of an entry whose structure closes.
+
+        With a ``target``, only those before it whose lengths lead to it: a damaged length may have
+        led there by chance, over good entries, while log bytes in a payload lead elsewhere.
+        """
         position = bad + 1 + _LENGTH_SIZE + _BODY_TO_MARKER
-        while match := _ENTRY_SHAPE.search(self._data, position):
+        end_of_search = len(self._view) if target is None else target
+        while match := _ENTRY_SHAPE.search(self._data, position, end_of_search):
             position = match.start() + 1
             body = match.start() - _BODY_TO_MARKER
             end = body + LENGTH.unpack_from(self._view, body - _LENGTH_SIZE)[0]
-            if end + _LENGTH_SIZE > len(self._view):
+            if end + _LENGTH_SIZE > end_of_search:
                 continue
             with suppress(FormatError):
                 decode_body(self._data, body, end, source=self._source)
-                yield body - _LENGTH_SIZE
+                if target is None or self._leads_to(end + _LENGTH_SIZE, target):
+                    yield body - _LENGTH_SIZE
+
+    def _leads_to(self, offset: int, target: int) -> bool:
+        if offset == target:
+            return True
+        hops = takewhile(lambda hop: hop <= target, self._by_length(offset))
+        return any(hop == target for hop in hops)

@@ -14,7 +14,10 @@ from typing import Any, TypeAlias
 
 END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 SCHEMA, DICTIONARY_BATCH, RECORD_BATCH = 1, 2, 3
-NULL, INT, BINARY, UTF8, LIST, UTF8_VIEW = 1, 2, 4, 5, 12, 24
+NULL, INT, BINARY, UTF8, TIMESTAMP, LIST, FIXED_SIZE_LIST, UTF8_VIEW, LIST_VIEW = (
+    *(1, 2, 4, 5, 10),
+    *(12, 16, 24, 25),
+)
 LZ4, ZSTD = 0, 1
 V4, V5 = 3, 4
 
@@ -124,7 +127,7 @@ def message(
     *,
     body_length: int | None = None,
     version: int = V5,
-    metadata: Mapping[str, str] | None = None,
+    metadata: Sequence[tuple[str, str]] = (),
 ) -> bytes:
     """Prefix, metadata and body of one message."""
     fields: dict[int, Any] = {
@@ -134,9 +137,13 @@ def message(
         3: ("q", len(body) if body_length is None else body_length),
     }
     if metadata:
-        fields[4] = Vector([Table({0: key, 1: value}) for key, value in metadata.items()])
+        fields[4] = _pairs(metadata)
     encoded = flatbuffer(Table(fields))
     return struct.pack("<II", 0xFFFFFFFF, len(encoded)) + encoded + body
+
+
+def _pairs(metadata: Sequence[tuple[str, str]]) -> Vector:
+    return Vector([Table({0: key, 1: value}) for key, value in metadata])
 
 
 def column(
@@ -179,7 +186,7 @@ def batch(
     codec: int | None = None,
     variadic: Sequence[int] | None = None,
 ) -> Table:
-    """``nodes`` are (length, nulls) of the columns, ``buffers`` are (offset, length) in the body."""
+    """``nodes`` are (length, nulls) of columns, ``buffers`` are (offset, length) in the body."""
     fields: dict[int, Any] = {
         0: ("q", rows),
         1: Structs("<qq", nodes),
@@ -202,25 +209,42 @@ def stream(columns: Sequence[Table], *messages: bytes, big_endian: bool = False)
     return head + b"".join(messages) + END_OF_STREAM
 
 
-def file(columns: Sequence[Table], batches: Sequence[bytes]) -> bytes:
-    """A whole IPC file with these record batch messages, which end where their bodies do."""
-    out = b"ARROW1\0\0" + message(SCHEMA, schema(columns))
-    blocks = []
-    for encoded in batches:
-        metadata = struct.unpack_from("<I", encoded, 4)[0] + 8
-        blocks.append((len(out), metadata, len(encoded) - metadata))
+def file(
+    columns: Sequence[Table],
+    batches: Sequence[bytes],
+    *,
+    big_endian: bool = False,
+    metadata: Sequence[tuple[str, str]] = (),
+    blocks: Sequence[tuple[int, int]] | None = None,
+) -> bytes:
+    """A whole IPC file with these record batch messages.
+
+    ``blocks`` are (metadata length, body length) of what the footer lists; without it, those of the
+    messages.
+    """
+    head = schema(columns, big_endian=big_endian)
+    out = b"ARROW1\0\0" + message(SCHEMA, head)
+    listed = []
+    for index, encoded in enumerate(batches):
+        lengths = _lengths(encoded) if blocks is None else blocks[index]
+        listed.append((len(out), *lengths))
         out += encoded
-    footer = flatbuffer(
-        Table(
-            {
-                0: ("h", V5),
-                1: schema(columns),
-                2: Structs("<qi4xq", []),
-                3: Structs("<qi4xq", blocks),
-            }
-        )
-    )
+    fields: dict[int, Any] = {
+        0: ("h", V5),
+        1: head,
+        2: Structs("<qi4xq", []),
+        3: Structs("<qi4xq", listed),
+    }
+    if metadata:
+        fields[4] = _pairs(metadata)
+    footer = flatbuffer(Table(fields))
     return out + END_OF_STREAM + footer + struct.pack("<i", len(footer)) + b"ARROW1"
+
+
+def _lengths(encoded: bytes) -> tuple[int, int]:
+    marker, length = struct.unpack_from("<II", encoded)
+    metadata = length + 8 if marker == 0xFFFFFFFF else marker + 4
+    return metadata, len(encoded) - metadata
 
 
 def claim(size: int, content: bytes = b"\x28\xb5\x2f\xfd") -> bytes:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from tests.fuzz.segments import build, ipc_file, ipc_stream, part
+from tests.fuzz.segments import Codec, build, ipc_file, ipc_stream, part
 
 from quiver.bundle import RecordBundle
 from quiver.segment.reader import SegmentReader
@@ -22,6 +22,7 @@ from quiver.wal.cursor import encode_cursor
 from quiver.wal.entry import prepare_entry
 from quiver.wal.header import WalHeader, encode_header
 
+CODECS: tuple[Codec, ...] = ("zstd", "lz4")
 GOLDEN = Path(__file__).parents[1] / "golden" / "quiver"
 
 
@@ -75,8 +76,9 @@ def _texts() -> dict[str, Any]:
     }
 
 
-def _keys(key_type: Any, values: list[Any]) -> pa.Array[Any]:
-    return pa.DictionaryArray.from_arrays(pa.array([0, 1, None], key_type), pa.array(values))
+def _keys(key_type: pa.DataType, values: list[Any]) -> pa.Array[Any]:
+    indices: Any = pa.array([0, 1, None], key_type)
+    return pa.DictionaryArray.from_arrays(indices, pa.array(values))
 
 
 def _dictionaries() -> dict[str, Any]:
@@ -103,7 +105,9 @@ def _nested() -> dict[str, Any]:
         "struct": pa.array([{"s": {"t": None}}, None, {"s": {"t": "u"}}]),
         "sparse": pa.UnionArray.from_sparse(kinds, [numbers, words]),
         "dense": pa.UnionArray.from_dense(kinds, pa.array([0, 0, 1], pa.int32()), [numbers, words]),
-        "runs": pa.RunEndEncodedArray.from_arrays(pa.array([2, 3], pa.int16()), ["p", None]),
+        "runs": pa.RunEndEncodedArray.from_arrays(
+            pa.array([2, 3], pa.int16()), pa.array(["p", None])
+        ),
     }
 
 
@@ -143,9 +147,9 @@ def _bundle() -> RecordBundle:
 def _our_wals() -> Iterator[tuple[str, bytes]]:
     entries = [b"".join(map(bytes, prepare_entry(_bundle()).seal(i))) for i in range(2)]
     yield "ours", wal_file(*entries)
-    for codec in ("zstd", "lz4"):
+    for codec in CODECS:
         slots = {
-            slot: (batch.num_rows, ipc_stream(batch, compression=codec))
+            slot: (batch.num_rows, ipc_stream(batch, codec))
             for slot, batch in enumerate(batches().values())
         }
         yield codec, wal_file(wal_entry(0, slots), wal_entry(1, slots), position=977)
@@ -156,8 +160,8 @@ def _our_segments() -> Iterator[tuple[str, bytes]]:
     for sequence in range(3):
         segment.append(_bundle(), sequence)
     yield "ours", b"".join(map(bytes, segment.encode()))
-    for codec in ("zstd", "lz4"):
-        yield codec, build([part(batch, batch, compression=codec) for batch in batches().values()])
+    for codec in CODECS:
+        yield codec, build([part(batch, batch, codec=codec) for batch in batches().values()])
 
 
 def _stream_sums(data: bytes) -> tuple[StreamSum, ...]:
@@ -194,10 +198,10 @@ def _seeds() -> Iterator[Seed]:
     for name, data in _our_segments():
         yield Seed(f"segment/{name}", "segment", data, _stream_sums(data))
     for name, batch in batches().items():
-        for codec in (None, "zstd", "lz4"):
-            stream = ipc_stream(batch, compression=codec)
+        for codec in (None, *CODECS):
+            stream = ipc_stream(batch, codec)
             yield Seed(f"stream/{name}/{codec}", "stream", stream)
-            yield Seed(f"file/{name}/{codec}", "file", ipc_file([batch] * 2, compression=codec))
+            yield Seed(f"file/{name}/{codec}", "file", ipc_file([batch] * 2, codec))
     yield Seed("file/deltas", "file", _file_with_deltas())
     yield Seed("cursor/ours", "cursor", encode_cursor(2**40))
     entries = (SegmentProgress(3, 4, 0b1011), SegmentProgress(9, 130, 1 << 129))
@@ -208,7 +212,7 @@ def _file_with_deltas() -> bytes:
     def batch(values: list[str]) -> pa.RecordBatch:
         return pa.record_batch({"k": pa.DictionaryArray.from_arrays(pa.array([0]), values)})
 
-    return ipc_file([batch(["a"]), batch(["a", "b"])], emit_dictionary_deltas=True)
+    return ipc_file([batch(["a"]), batch(["a", "b"])], deltas=True)
 
 
 @cache

@@ -6,7 +6,7 @@ import struct
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Literal, TypeAlias
 
 import pyarrow as pa
 
@@ -34,26 +34,31 @@ class Part:
     fingerprint: bytes = bytes(32)
 
 
-def ipc_file(batches: Sequence[pa.RecordBatch], **options: Any) -> bytes:
+Codec: TypeAlias = Literal["zstd", "lz4"]
+
+
+def ipc_file(
+    batches: Sequence[pa.RecordBatch], codec: Codec | None = None, *, deltas: bool = False
+) -> bytes:
+    options = pa.ipc.IpcWriteOptions(compression=codec, emit_dictionary_deltas=deltas)
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_file(
-        sink, batches[0].schema, options=pa.ipc.IpcWriteOptions(**options)
-    ) as writer:
+    with pa.ipc.new_file(sink, batches[0].schema, options=options) as writer:
         for batch in batches:
             writer.write_batch(batch)
     return sink.getvalue().to_pybytes()
 
 
-def ipc_stream(batch: pa.RecordBatch, **options: Any) -> bytes:
+def ipc_stream(batch: pa.RecordBatch, codec: Codec | None = None) -> bytes:
+    options = pa.ipc.IpcWriteOptions(compression=codec)
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema, options=pa.ipc.IpcWriteOptions(**options)) as writer:
+    with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
         writer.write_batch(batch)
     return sink.getvalue().to_pybytes()
 
 
-def part(*batches: pa.RecordBatch, slot: int = 30, **options: Any) -> Part:
+def part(*batches: pa.RecordBatch, slot: int = 30, codec: Codec | None = None) -> Part:
     rows = sum(batch.num_rows for batch in batches)
-    return Part(ipc_file(batches, **options), rows, slot, len(batches))
+    return Part(ipc_file(batches, codec), rows, slot, len(batches))
 
 
 def place(parts: Sequence[Part]) -> tuple[bytes, list[StreamEntry]]:

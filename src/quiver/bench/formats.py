@@ -20,9 +20,10 @@ replay_mb_s                ``WalWriter.open`` on a log that was not closed: ever
                            summed and decoded (``Validation.LAYOUT``). Plain: as above
 =========================  ===================================================================
 
-``*_ratio`` is the speed in relation to the plain one (see ``measure``). The page cache is warm: what
-is read was just written, so no figure contains the time that a disk takes to read. MB are 10^6 bytes
-of file.
+``*_ratio`` is the speed in relation to the plain one (see ``measure``). MB are 10^6 bytes of file.
+
+The page cache is warm: what is read was just written, so no figure contains the time that a disk
+takes to read.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ from __future__ import annotations
 import os
 import platform
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import version
-from itertools import cycle, islice
+from itertools import chain, cycle, islice
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -42,7 +43,7 @@ from quiver.bench.measure import (
     Benchmark,
     Contender,
     Plan,
-    Report,
+    Results,
     Table,
     Tick,
     file_system_type,
@@ -52,9 +53,7 @@ from quiver.bundle import RecordBundle, Slot
 from quiver.checksum import crc32
 from quiver.config import WalConfig
 from quiver.disk import Disk, DiskFile, publish
-from quiver.errors import QuiverError
 from quiver.ipc import Validation
-from quiver.segment.layout import MAX_BUNDLES_WRITTEN
 from quiver.segment.reader import SegmentReader
 from quiver.segment.writer import OpenSegment, write_segment
 from quiver.wal.entry import prepare_entry
@@ -69,12 +68,16 @@ _WORKLOADS: Final[Mapping[str, tuple[int, ...]]] = {
     _MIX: ROW_COUNTS,
 }
 _DISTINCT_ROWS = 2**16  # bundles repeat after this many rows: too much for a core's own cache
+_MAX_BUNDLES = 4_096  # enough to time, where bundles are small
 _IO_SIZE = 2**20
 _APPEND_SHARE = 4  # appends are timed over this part of a file
 _SEED = 20_240_501
-_SCHEMA: Final = pa.schema(
-    [("timestamp", pa.int64()), ("value", pa.int64()), ("message", pa.string())]
+_FIELDS: Final[tuple[pa.Field[Any], ...]] = (
+    pa.field("timestamp", pa.int64()),
+    pa.field("value", pa.int64()),
+    pa.field("message", pa.string()),
 )
+_SCHEMA: Final = pa.schema(_FIELDS)
 _UNBOUNDED: Final = WalConfig(max_size=2**62, rotation_target=2**62)
 
 
@@ -83,22 +86,29 @@ class _Speed(NamedTuple):
     ratio: float
 
 
-def run(disk: Disk, directory: Path, plan: Plan, tick: Tick) -> Report:
+class _AppendTimes(NamedTuple):
+    """Microseconds for each bundle."""
+
+    encode: float
+    append: float
+    plain: float
+
+
+def run(disk: Disk, directory: Path, plan: Plan, tick: Tick) -> Results:
     """Measure in ``directory``, which is empty before and after."""
+    timing = _Timing(disk, directory, plan, tick)
     bundles = {rows: make_bundles(rows) for rows in ROW_COUNTS}
-    appends: dict[str, dict[str, float]] = {}
-    for rows in ROW_COUNTS:
-        appends[str(rows)] = _time_appends(disk, directory, bundles[rows], plan, tick)
-    crc_gb_s = _time_crc(plan, tick)
-    replays: dict[str, _Speed] = {}
-    reads: dict[str, _Speed] = {}
+    appends = {str(rows): timing.append(bundles[rows]) for rows in ROW_COUNTS}
+    crc_gb_s = timing.checksum()
+    replays, reads = {}, {}
     for name, row_counts in _WORKLOADS.items():
-        workload = list(_workload([bundles[rows] for rows in row_counts], plan.file_size))
-        replays[name] = _time_replay(disk, directory, workload, plan, tick, name)
-        reads[name], size = _time_segment_read(disk, directory, workload, plan, tick, name)
-    write = _time_segment_write(disk, directory, workload, size, plan, tick)
+        workload = make_workload([bundles[rows] for rows in row_counts], plan.file_size)
+        replays[name] = timing.replay(workload, name)
+        reads[name] = timing.segment_read(workload, name)
+    mix = make_workload(list(bundles.values()), plan.file_size)
+    write, size = timing.segment_write(mix)
     figures = {
-        "benchmark": "formats",
+        "benchmark": BENCHMARK.name,
         **_append_figures(appends),
         "crc_gb_s": round(crc_gb_s, 2),
         "segment_write_mb_s": round(write.mb_s, 1),
@@ -107,9 +117,9 @@ def run(disk: Disk, directory: Path, plan: Plan, tick: Tick) -> Report:
         **_read_figures("replay", replays),
         **_circumstances(directory, plan),
         "bytes": size,
-        "bundles": len(workload),
+        "bundles": len(mix),
     }
-    return Report(figures, _table(figures))
+    return Results(figures, _table(figures))
 
 
 def count_ticks(plan: Plan) -> int:
@@ -118,16 +128,25 @@ def count_ticks(plan: Plan) -> int:
 
 
 def count_bytes(plan: Plan) -> int:
-    """A segment and another in the making; the rest is tables and rounding."""
-    return 2 * plan.file_size + plan.file_size // 4 + 10_000_000
+    """One file at a time, and as much again for what the file system takes its time to free."""
+    return 2 * plan.file_size + 10_000_000
 
 
 BENCHMARK: Final = Benchmark(
     name="formats",
-    summary="write-ahead log and segments: encode, append, replay, write, read",
     run=run,
     count_ticks=count_ticks,
     count_bytes=count_bytes,
+    facts=(
+        "python",
+        "pyarrow",
+        "isal",
+        "cpu_count",
+        "file_system",
+        "page_cache",
+        "rounds",
+        "bytes",
+    ),
 )
 
 
@@ -160,15 +179,124 @@ def _batch(generator: random.Random, rows: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=_SCHEMA)
 
 
-def _workload(kinds: Sequence[Sequence[RecordBundle]], size: int) -> Iterator[RecordBundle]:
-    """As many of each kind, in turns, as make a file of about ``size`` bytes."""
+def make_workload(kinds: Sequence[Sequence[RecordBundle]], size: int) -> list[RecordBundle]:
+    """As many of each kind, in turns, as make a file of about ``size`` bytes, or fewer."""
     one_of_each = sum(prepare_entry(kind[0]).size for kind in kinds)
-    turns = max(1, min(size // one_of_each, MAX_BUNDLES_WRITTEN // len(kinds)))
-    for turn in islice(zip(*map(cycle, kinds), strict=True), turns):
-        yield from turn
+    turns = max(1, min(size // one_of_each, _MAX_BUNDLES // len(kinds)))
+    return list(chain.from_iterable(islice(zip(*map(cycle, kinds), strict=True), turns)))
 
 
-# --- the write-ahead log -----------------------------------------------------------------------
+# --- what is timed -----------------------------------------------------------------------------
+
+
+class _Timing:
+    def __init__(self, disk: Disk, directory: Path, plan: Plan, tick: Tick) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._plan = plan
+        self._tick = tick
+
+    def append(self, bundles: Sequence[RecordBundle]) -> _AppendTimes:
+        entries = [b"".join(prepare_entry(bundle).seal(0)) for bundle in bundles]
+        count = max(1, self._plan.file_size // _APPEND_SHARE // len(entries[0]))
+        todo = list(islice(cycle(bundles), count))
+        pieces = list(islice(cycle(entries), count))
+
+        def encode() -> None:
+            for sequence, bundle in enumerate(todo):
+                prepare_entry(bundle).seal(sequence)
+
+        log = _Log(self._disk, self._directory)
+        plain = _PlainFile(self._disk, self._directory / "plain")
+        best = self._race(
+            f"append, {bundles[0].row_count} rows",
+            encode=Contender(encode),
+            plain=Contender(lambda: plain.append_all(pieces), plain.open, plain.remove),
+            append=Contender(lambda: log.append_all(todo), log.open, log.remove),
+        )
+        in_us = {name: seconds / count * 1e6 for name, seconds in best.items()}
+        return _AppendTimes(**in_us)
+
+    def checksum(self) -> float:
+        """Gigabytes per second."""
+        data = random.Random(_SEED).randbytes(self._plan.file_size)
+        best = self._race("checksum", ours=Contender(lambda: crc32(data)))
+        return len(data) / best["ours"] / 1e9
+
+    def replay(self, workload: Sequence[RecordBundle], name: str) -> _Speed:
+        log = _Log(self._disk, self._directory)
+        log.open()
+        try:
+            log.append_all(workload)
+            path = self._directory / ACTIVE_NAME
+            best = self._race(
+                f"replay, {_title(name)}",
+                plain=Contender(_plain_reader(path)),
+                ours=Contender(lambda: self._replay(len(workload))),
+            )
+            return _speed(self._disk.size(path), best)
+        finally:
+            log.remove()
+
+    def _replay(self, expected: int) -> None:
+        count = 0
+
+        def take(item: ReplayedEntry) -> None:
+            nonlocal count
+            item.entry.bundle(Validation.LAYOUT)
+            count += 1
+
+        WalWriter.open(self._disk, self._directory, _UNBOUNDED, on_entry=take).close()
+        _check_count(count, expected)
+
+    def segment_read(self, workload: Sequence[RecordBundle], name: str) -> _Speed:
+        path = self._directory / "read.qseg"
+
+        def read() -> None:
+            reader = SegmentReader.open(self._disk, path)
+            for index in range(reader.bundle_count):
+                reader.bundle(index)
+            _check_count(reader.bundle_count, len(workload))
+
+        size = self._write_segment(path, workload)
+        try:
+            best = self._race(
+                f"segment read, {_title(name)}",
+                plain=Contender(_plain_reader(path)),
+                ours=Contender(read),
+            )
+            return _speed(size, best)
+        finally:
+            self._disk.unlink(path)
+
+    def segment_write(self, workload: Sequence[RecordBundle]) -> tuple[_Speed, int]:
+        """How fast, and the size of the file."""
+        disk, ours, plain = self._disk, self._directory / "ours.qseg", self._directory / "plain"
+        size = self._write_segment(ours, workload)
+        disk.unlink(ours)
+        whole, rest = divmod(size, _IO_SIZE)
+        piece = random.Random(_SEED).randbytes(_IO_SIZE)
+        pieces = [piece] * whole + [piece[:rest]]
+        best = self._race(
+            "segment write",
+            plain=Contender(
+                lambda: publish(disk, plain, pieces, read_only=True),
+                after=lambda: disk.unlink(plain),
+            ),
+            ours=Contender(
+                lambda: self._write_segment(ours, workload), after=lambda: disk.unlink(ours)
+            ),
+        )
+        return _speed(size, best), size
+
+    def _write_segment(self, path: Path, workload: Iterable[RecordBundle]) -> int:
+        segment = OpenSegment()
+        for sequence, bundle in enumerate(workload):
+            segment.append(bundle, sequence)
+        return write_segment(self._disk, path, segment)
+
+    def _race(self, label: str, **contenders: Contender) -> dict[str, float]:
+        return race(contenders, self._plan.rounds, lambda: self._tick(label))
 
 
 class _Log:
@@ -177,21 +305,18 @@ class _Log:
     def __init__(self, disk: Disk, directory: Path) -> None:
         self._disk = disk
         self._directory = directory
-        self._writer: WalWriter | None = None
+        self._writer: WalWriter
 
     def open(self) -> None:
         self._writer = WalWriter.open(self._disk, self._directory, _UNBOUNDED)
 
     def append_all(self, bundles: Iterable[RecordBundle]) -> None:
-        assert self._writer is not None  # noqa: S101  # opened before it is timed
         append = self._writer.append
         for bundle in bundles:
             append([prepare_entry(bundle)])
 
     def remove(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
+        self._writer.close()
         for name in self._disk.list_directory(self._directory):
             if name.startswith(ACTIVE_NAME):
                 self._disk.unlink(self._directory / name)
@@ -203,169 +328,26 @@ class _PlainFile:
     def __init__(self, disk: Disk, path: Path) -> None:
         self._disk = disk
         self._path = path
-        self._file: DiskFile | None = None
+        self._file: DiskFile
 
     def open(self) -> None:
         self._file = self._disk.create(self._path)
 
     def append_all(self, pieces: Iterable[bytes]) -> None:
-        assert self._file is not None  # noqa: S101  # opened before it is timed
         append = self._file.append
         for piece in pieces:
             append([piece])
 
     def remove(self) -> None:
-        if self._file is not None:
-            self._file.sync()  # so that writing it back does not disturb the next run
-            self._file.close()
-            self._file = None
-            self._disk.unlink(self._path)
-
-
-def _time_appends(
-    disk: Disk, directory: Path, bundles: Sequence[RecordBundle], plan: Plan, tick: Tick
-) -> dict[str, float]:
-    """Microseconds for each bundle."""
-    entries = [b"".join(prepare_entry(bundle).seal(0)) for bundle in bundles]
-    count = max(1, plan.file_size // _APPEND_SHARE // len(entries[0]))
-    todo = list(islice(cycle(bundles), count))
-    pieces = list(islice(cycle(entries), count))
-
-    def encode() -> None:
-        for sequence, bundle in enumerate(todo):
-            prepare_entry(bundle).seal(sequence)
-
-    log = _Log(disk, directory)
-    plain = _PlainFile(disk, directory / "plain")
-    best = race(
-        {
-            "encode": Contender(encode),
-            "plain": Contender(lambda: plain.append_all(pieces), plain.open, plain.remove),
-            "append": Contender(lambda: log.append_all(todo), log.open, log.remove),
-        },
-        plan.rounds,
-        lambda: tick(f"append, {bundles[0].row_count} rows"),
-    )
-    return {name: seconds / count * 1e6 for name, seconds in best.items()}
-
-
-def _time_replay(
-    disk: Disk,
-    directory: Path,
-    workload: Sequence[RecordBundle],
-    plan: Plan,
-    tick: Tick,
-    name: str,
-) -> _Speed:
-    log = _Log(disk, directory)
-    log.open()
-    try:
-        log.append_all(workload)
-        path = directory / ACTIVE_NAME
-        best = race(
-            {
-                "plain": Contender(_plain_reader(path)),
-                "ours": Contender(lambda: _replay(disk, directory, workload)),
-            },
-            plan.rounds,
-            lambda: tick(f"replay, {name}"),
-        )
-        return _speed(disk.size(path), best)
-    finally:
-        log.remove()
-
-
-def _replay(disk: Disk, directory: Path, workload: Sequence[RecordBundle]) -> None:
-    count = 0
-
-    def take(item: ReplayedEntry) -> None:
-        nonlocal count
-        item.entry.bundle(Validation.LAYOUT)
-        count += 1
-
-    WalWriter.open(disk, directory, _UNBOUNDED, on_entry=take).close()
-    _expect(count, workload)
-
-
-# --- segments ----------------------------------------------------------------------------------
-
-
-def _time_segment_read(
-    disk: Disk,
-    directory: Path,
-    workload: Sequence[RecordBundle],
-    plan: Plan,
-    tick: Tick,
-    name: str,
-) -> tuple[_Speed, int]:
-    """How fast, and the size of the file."""
-    path = directory / "read.qseg"
-
-    def read() -> None:
-        reader = SegmentReader.open(disk, path)
-        for index in range(reader.bundle_count):
-            reader.bundle(index)
-        _expect(reader.bundle_count, workload)
-
-    try:
-        size = _write_segment(disk, path, workload)
-        best = race(
-            {"plain": Contender(_plain_reader(path)), "ours": Contender(read)},
-            plan.rounds,
-            lambda: tick(f"segment read, {name}"),
-        )
-        return _speed(size, best), size
-    finally:
-        disk.unlink(path)
-
-
-def _time_segment_write(
-    disk: Disk,
-    directory: Path,
-    workload: Sequence[RecordBundle],
-    size: int,
-    plan: Plan,
-    tick: Tick,
-) -> _Speed:
-    ours, plain = directory / "written.qseg", directory / "plain"
-    whole, rest = divmod(size, _IO_SIZE)
-    piece = random.Random(_SEED).randbytes(_IO_SIZE)
-    pieces = [piece] * whole + [piece[:rest]]
-    best = race(
-        {
-            "plain": Contender(
-                lambda: publish(disk, plain, pieces, read_only=True),
-                after=lambda: disk.unlink(plain),
-            ),
-            "ours": Contender(
-                lambda: _write_segment(disk, ours, workload), after=lambda: disk.unlink(ours)
-            ),
-        },
-        plan.rounds,
-        lambda: tick("segment write"),
-    )
-    return _speed(size, best)
-
-
-def _write_segment(disk: Disk, path: Path, workload: Iterable[RecordBundle]) -> int:
-    segment = OpenSegment()
-    for sequence, bundle in enumerate(workload):
-        segment.append(bundle, sequence)
-    return write_segment(disk, path, segment)
-
-
-# --- shared ------------------------------------------------------------------------------------
-
-
-def _time_crc(plan: Plan, tick: Tick) -> float:
-    """Gigabytes per second."""
-    data = random.Random(_SEED).randbytes(plan.file_size)
-    best = race({"crc": Contender(lambda: crc32(data))}, plan.rounds, lambda: tick("checksum"))
-    return len(data) / best["crc"] / 1e9
+        self._file.sync()  # so that writing it back does not disturb the next run
+        self._file.close()
+        self._disk.unlink(self._path)
 
 
 def _plain_reader(path: Path) -> Callable[[], None]:
-    buffer = bytearray(_IO_SIZE)
+    # Aligned. A bytearray lies 16 bytes behind the start of a page as often as not, where copying
+    # into it is several times slower on some processors, and ours would look better than it is.
+    buffer = memoryview(pa.allocate_buffer(_IO_SIZE))
 
     def read() -> None:
         with path.open("rb", buffering=0) as file:
@@ -375,28 +357,32 @@ def _plain_reader(path: Path) -> Callable[[], None]:
     return read
 
 
-def _expect(count: int, workload: Sequence[RecordBundle]) -> None:
+def _check_count(count: int, expected: int) -> None:
     """A figure for work that was not done would be worth nothing."""
-    if count != len(workload):
-        raise QuiverError(f"{count} bundles came back, {len(workload)} were written")
+    if count != expected:
+        raise RuntimeError(f"{count} bundles came back, {expected} were written")
 
 
 def _speed(size: int, best: Mapping[str, float]) -> _Speed:
     return _Speed(size / best["ours"] / 1e6, best["plain"] / best["ours"])
 
 
+def _title(name: str) -> str:
+    return name if name == _MIX else f"{name} rows"
+
+
 # --- results -----------------------------------------------------------------------------------
 
 
-def _append_figures(appends: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
-    def by_rows(figure: Callable[[Mapping[str, float]], float]) -> dict[str, float]:
+def _append_figures(appends: Mapping[str, _AppendTimes]) -> dict[str, dict[str, float]]:
+    def by_rows(figure: Callable[[_AppendTimes], float]) -> dict[str, float]:
         return {rows: round(figure(times), 3) for rows, times in appends.items()}
 
     return {
-        "wal_encode_us": by_rows(lambda t: t["encode"]),
-        "wal_append_us": by_rows(lambda t: t["append"]),
-        "wal_append_plain_write_us": by_rows(lambda t: t["plain"]),
-        "wal_append_ratio": by_rows(lambda t: t["plain"] / t["append"]),
+        "wal_encode_us": by_rows(lambda t: t.encode),
+        "wal_append_us": by_rows(lambda t: t.append),
+        "wal_append_plain_write_us": by_rows(lambda t: t.plain),
+        "wal_append_ratio": by_rows(lambda t: t.plain / t.append),
     }
 
 
@@ -422,32 +408,31 @@ def _circumstances(directory: Path, plan: Plan) -> dict[str, object]:
 
 
 def _table(figures: Mapping[str, Any]) -> Table:
-    def times(title: str, key: str) -> list[str]:
-        return [title, *(f"{figures[key][rows]:,.1f}" for rows in map(str, ROW_COUNTS)), ""]
+    names = [str(rows) for rows in ROW_COUNTS]
+    only_mix = ("",) * len(names)
 
-    def read(title: str, name: str, part: str, form: str) -> list[str]:
-        by_rows = figures[f"{name}_by_rows"]
-        cells = [by_rows[str(rows)][part] for rows in ROW_COUNTS] + [figures[f"{name}_{part}"]]
-        return [title, *(format(cell, form) for cell in cells)]
+    def each(title: str, key: str, form: str) -> tuple[str, ...]:
+        return title, *(format(figures[key][name], form) for name in names), ""
 
-    ratios = [f"{figures['wal_append_ratio'][str(rows)]:.2f}" for rows in ROW_COUNTS]
-    empty = ["" for _ in ROW_COUNTS]
-    rows = [
-        times("encode a WAL entry, µs", "wal_encode_us"),
-        times("encode and append it, µs", "wal_append_us"),
-        times("  plain write of it, µs", "wal_append_plain_write_us"),
-        ["  speed to plain", *ratios, ""],
-        read("replay, MB/s", "replay", "mb_s", ",.0f"),
-        read("  speed to plain", "replay", "ratio", ".2f"),
-        read("segment read, MB/s", "segment_read", "mb_s", ",.0f"),
-        read("  speed to plain", "segment_read", "ratio", ".2f"),
-        ["segment write, MB/s", *empty, f"{figures['segment_write_mb_s']:,.0f}"],
-        ["  speed to plain", *empty, f"{figures['segment_write_ratio']:.2f}"],
-        ["checksum, GB/s", *empty, f"{figures['crc_gb_s']:.1f}"],
-    ]
-    title = (
-        f"File formats: best of {figures['rounds']} rounds, page cache warm, "
-        f"{figures['bytes'] / 1e6:.0f} MB files on {figures['file_system'] or 'this disk'}"
+    def all_of(title: str, key: str, part: str, form: str) -> tuple[str, ...]:
+        by_rows = figures[f"{key}_by_rows"]
+        cells = [*(by_rows[name][part] for name in names), figures[f"{key}_{part}"]]
+        return title, *(format(cell, form) for cell in cells)
+
+    return Table(
+        "Best times",
+        ("", *(f"{rows:,} rows" for rows in ROW_COUNTS), _MIX),
+        (
+            each("encode a WAL entry, µs", "wal_encode_us", ".1f"),
+            each("encode and append it, µs", "wal_append_us", ".1f"),
+            each("  plain write of it, µs", "wal_append_plain_write_us", ".1f"),
+            each("  speed to plain", "wal_append_ratio", ".2f"),
+            all_of("replay, MB/s", "replay", "mb_s", ",.0f"),
+            all_of("  speed to plain", "replay", "ratio", ".2f"),
+            all_of("segment read, MB/s", "segment_read", "mb_s", ",.0f"),
+            all_of("  speed to plain", "segment_read", "ratio", ".2f"),
+            ("segment write, MB/s", *only_mix, f"{figures['segment_write_mb_s']:,.0f}"),
+            ("  speed to plain", *only_mix, f"{figures['segment_write_ratio']:.2f}"),
+            ("checksum, GB/s", *only_mix, f"{figures['crc_gb_s']:.1f}"),
+        ),
     )
-    columns = ["", *(f"{count:,} rows" for count in ROW_COUNTS), _MIX]
-    return Table(title, columns, rows)

@@ -15,13 +15,13 @@ import gc
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from quiver.disk import Disk
-from quiver.errors import QuiverError
+from quiver.errors import InvalidConfig
 
 MEMORY_FILE_SYSTEMS: Final = frozenset({"tmpfs", "ramfs"})
 
@@ -29,14 +29,10 @@ Tick = Callable[[str], None]
 """Called with the name of what is measured next, once per round."""
 
 
-class CannotMeasure(QuiverError):
-    """The directory does not allow a measurement: it is in use, or has too little space."""
-
-
 class Plan(NamedTuple):
     """How much to measure."""
 
-    rounds: int = 9
+    rounds: int = 15
     megabytes: int = 64
     """Size of each file that is read or written as a whole."""
 
@@ -50,12 +46,12 @@ class Table(NamedTuple):
     """Results as text, the first column naming the rows."""
 
     title: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
 
 
-class Report(NamedTuple):
-    """Results for programs and for people."""
+class Results(NamedTuple):
+    """The same figures for programs and for people."""
 
     figures: Mapping[str, Any]
     table: Table
@@ -66,11 +62,12 @@ class Benchmark:
     """An entry of the registry."""
 
     name: str
-    summary: str
-    run: Callable[[Disk, Path, Plan, Tick], Report]
+    run: Callable[[Disk, Path, Plan, Tick], Results]
     count_ticks: Callable[[Plan], int]
     count_bytes: Callable[[Plan], int]
     """The most that lies on disk at a time."""
+    facts: tuple[str, ...]
+    """The figures that describe the circumstances, to be shown beside the table."""
 
 
 def _nothing() -> None:
@@ -120,13 +117,13 @@ def scratch_directory(disk: Disk, path: Path, needed: int) -> Iterator[Path]:
     """
     disk.make_directory(path)
     if disk.list_directory(path):
-        raise CannotMeasure(
+        raise InvalidConfig(
             f"{path} is not empty; remove what an interrupted run left there, "
             "or choose another with --directory"
         )
     free = free_bytes(path)
     if free is not None and free < needed:
-        raise CannotMeasure(
+        raise InvalidConfig(
             f"{path} has {free // 10**6} MB free and {needed // 10**6} MB are needed; "
             "choose another with --directory, or use less with --megabytes"
         )

@@ -85,7 +85,8 @@ class ConsoleOutput:
         console = make_console()
         with console.capture() as capture:
             for part in _parts(report):
-                console.print(part)
+                # Lines stay whole, so that a path can be copied; tables fit the terminal.
+                console.print(part, soft_wrap=isinstance(part, Text))
         lines = capture.get().splitlines()
         write("".join(f"{line.rstrip()}\n" for line in lines))
 
@@ -102,6 +103,8 @@ def make_console() -> Console:
 
 def write(text: str) -> None:
     """Print to standard output; a reader that has seen enough, like ``head``, may leave."""
+    if sys.stdout.closed:
+        return
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
@@ -125,7 +128,8 @@ def _parts(report: Report) -> Iterator[RenderableType]:
             grid.add_row(Text(name), Text(printable(value)))
         yield grid
     for section in report.sections:
-        yield from _section(section)
+        if section.total:
+            yield from _section(section)
     yield Text()
     yield Text(printable(report.verdict), style="bold red" if report.alarming else "green")
 
@@ -136,7 +140,8 @@ def _section(section: Section) -> Iterator[RenderableType]:
     if section.rows:
         yield _table(section)
     if section.total > len(section.rows):
-        yield Text(f"... {section.total - len(section.rows)} more, use --limit", style="dim")
+        hint = "" if section.alarming else ", use --limit"
+        yield Text(f"... {section.total - len(section.rows)} more{hint}", style="dim")
 
 
 def _table(section: Section) -> Table:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
@@ -113,7 +113,8 @@ class LogWalk:
             files = find_files(disk, self._directory)
         for file in files:
             if file.problem:
-                self._parts.problems.note(self._parts.name_of(file.path), file.problem)
+                reason = file.problem.removeprefix(f"{file.path}: ")
+                self._parts.problems.note(self._parts.name_of(file.path), reason)
         return files
 
     def _read(self, file: WalFile) -> None:
@@ -126,13 +127,16 @@ class LogWalk:
         )
         if walk.last:
             self._last_sequence = walk.last.sequence
-        for damage in walk.damaged.items:
+        # Only the active file can end in an append that did not finish.
+        is_active = file.rotation is None
+        damaged = tuple(replace(d, torn=d.torn and is_active) for d in walk.damaged.items)
+        for damage in damaged:
             self._parts.problems.note(
                 self._parts.name_of(file.path),
                 f"{damage.length} bytes at {damage.offset}: {damage.reason}"
                 + (" (torn: nothing good follows)" if damage.torn else ""),
             )
-        self._parts.problems.count_more(walk.damaged.count - len(walk.damaged.items))
+        self._parts.problems.count_more(walk.damaged.count - len(damaged))
         self.files.append(
             WalFileFacts(
                 name=file.path.name,
@@ -145,7 +149,7 @@ class LogWalk:
                 rows=walk.row_count,
                 skipped=walk.skipped.count,
                 damaged_count=walk.damaged.count,
-                damaged=walk.damaged.items,
+                damaged=damaged,
             )
         )
 

@@ -81,7 +81,11 @@ class BundleFacts(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentDescription(FileDescription):
-    """A segment file. What could not be read is None; ``problems`` says why."""
+    """A segment file. What could not be read is None; ``problems`` says why.
+
+    ``streams`` and ``bundles`` are what the footer says, ``directory_rows`` and ``manifest_rows``
+    what was found; the two tables list as many of those as wanted.
+    """
 
     kind: ClassVar[str] = "segment"
 
@@ -97,6 +101,8 @@ class SegmentDescription(FileDescription):
     checksum_verified: bool
     rows: int | None
     items: int | None
+    directory_rows: int
+    manifest_rows: int
     problem_count: int
     problems: tuple[Problem, ...]
     stream_table: tuple[StreamFacts, ...]
@@ -127,6 +133,8 @@ def describe_segment(view: View, path: Path) -> SegmentDescription:
         checksum_verified=walk.verified,
         rows=walk.row_count,
         items=walk.item_count,
+        directory_rows=walk.streams.count,
+        manifest_rows=walk.bundles.count,
         problem_count=walk.problems.count,
         problems=walk.problems.items,
         stream_table=walk.streams.items,

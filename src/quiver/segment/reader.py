@@ -94,6 +94,12 @@ class SegmentReader:
         for ref in entry.slot_refs:
             if slots is None or ref.slot_id in slots:
                 stream = self._stream(ref)
+                if ref.slot_id in payloads:
+                    raise FormatError(
+                        self._source,
+                        self.envelope.manifest.offset,
+                        f"bundle {index} of the batch manifest has slot {ref.slot_id} twice",
+                    )
                 payloads[ref.slot_id] = Payload(
                     self.batch(ref.stream_id, ref.chunk_index), stream.schema_fingerprint
                 )

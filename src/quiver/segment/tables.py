@@ -44,7 +44,8 @@ import pyarrow as pa
 
 from quiver.bundle import FINGERPRINT_SIZE, SLOT_COUNT, Signal
 from quiver.errors import FormatError, LimitExceeded
-from quiver.ipc import MAX_BATCHES, IpcFile, Validation, encode_file
+from quiver.ipc import IpcFile, Validation, encode_file
+from quiver.ipc_guard import MAX_BATCHES
 from quiver.segment.layout import MAX_BUNDLES, MAX_STREAMS
 
 
@@ -235,7 +236,7 @@ class _Table:
         self._source = source
         self._offset = offset
         self._what = what
-        file = IpcFile(data, source=source, offset=offset)
+        file = IpcFile(data, source=source, offset=offset, compression=False)
         if file.batch_count != 1:
             self.fail(f"has {file.batch_count} batches, not one")
         self._batch = file.batch(0, Validation.FULL)

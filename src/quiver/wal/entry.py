@@ -43,6 +43,8 @@ from quiver.errors import FormatError, InvalidBundle, Truncated
 from quiver.ipc import Validation, decode_stream, encode_stream
 
 MAX_ENTRY_SIZE: Final = 256 * 1024 * 1024
+MAX_SEQUENCE: Final = 2**63 - 1
+"""Nobody counts this far: a larger number is damage, and the next one would not fit."""
 FRAME_SIZE: Final = 8
 BUNDLE_TYPE: Final = 0
 
@@ -147,10 +149,12 @@ class WalEntry(NamedTuple):
 
 def decode_body(data: pa.Buffer, start: int, end: int, *, source: str) -> WalEntry:
     """Read the body of a bundle entry that lies at ``start:end`` in the bytes of a file."""
-    view = memoryview(data)
+    view = memoryview(data).cast("B")
     if end - start < BODY_HEAD_SIZE:
         raise Truncated(source, start, need=BODY_HEAD_SIZE, have=end - start, what="an entry")
     _type, time_ns, sequence, bitmap = _BODY_HEAD.unpack_from(view, start)
+    if sequence > MAX_SEQUENCE:
+        raise FormatError(source, start + 9, f"sequence number {sequence} is not possible")
     blocks = []
     seen = 0
     position = start + BODY_HEAD_SIZE

@@ -18,6 +18,7 @@ from quiver.wal.header import WalHeader, decode_header, encode_header
 ACTIVE_NAME: Final = "quiver.wal"
 _ROTATED_NAME = re.compile(r"quiver\.wal\.([1-9][0-9]{0,18})")
 _LARGEST_HEADER = 2**16
+_LARGEST_POSITION = 2**62
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,9 @@ def _look_at(disk: Disk, path: Path, rotation: int | None, expected: int) -> Wal
         header = decode_header(disk.read(path, 0, _LARGEST_HEADER), source=str(path))
     except FormatError as error:
         return WalFile(path, rotation, WalHeader(expected), size, str(error))
+    if header.wal_position_start > _LARGEST_POSITION:
+        problem = f"no log is as long as its position {header.wal_position_start} says"
+        return WalFile(path, rotation, WalHeader(expected, header.header_size), size, problem)
     return WalFile(path, rotation, header, size)
 
 

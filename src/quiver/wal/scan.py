@@ -10,7 +10,7 @@ to one. And the bytes are searched for the shape of an entry: type 0, a slot bel
 that every Arrow stream starts with. A candidate counts only when its structure closes exactly, its
 checksum fits, its sequence number is past the last one seen, and it leads to the entry that the
 lengths found, if they found one: log bytes inside somebody's payload are not taken for the log.
-Summing candidates is limited to ``RESYNC_BUDGET`` times the file, however hostile the bytes.
+The search is limited to ``RESYNC_BUDGET`` times the bytes of the file, however hostile they are.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from quiver.wal.entry import (
 )
 
 RESYNC_BUDGET: Final = 4
+_STEP_COST = 64  # bytes that looking at one candidate counts for, beside those summed
 
 _LENGTH_SIZE = LENGTH.size
 # The marker of an Arrow stream and a sane metadata length, then a look back over what stands before
@@ -89,7 +90,7 @@ def scan(
 class _Scanner:
     def __init__(self, data: pa.Buffer, source: str, last_sequence: int | None) -> None:
         self._data = data
-        self._view = memoryview(data)
+        self._view = memoryview(data).cast("B")
         self._source = source
         self._last_sequence = last_sequence
         self._budget = RESYNC_BUDGET * len(self._view)
@@ -161,7 +162,8 @@ class _Scanner:
     def _by_length(self, start: int) -> Iterator[int]:
         """The places behind ``start`` where entries begin if only bodies were damaged."""
         offset = start
-        while offset + _LENGTH_SIZE <= len(self._view):
+        while offset + _LENGTH_SIZE <= len(self._view) and self._budget >= 0:
+            self._budget -= _STEP_COST
             if offset > start:
                 yield offset
             length = LENGTH.unpack_from(self._view, offset)[0]
@@ -178,6 +180,9 @@ class _Scanner:
         position = bad + 1 + _LENGTH_SIZE + _BODY_TO_MARKER
         end_of_search = len(self._view) if target is None else target
         while match := _ENTRY_SHAPE.search(self._data, position, end_of_search):
+            self._budget -= _STEP_COST
+            if self._budget < 0:
+                return
             position = match.start() + 1
             body = match.start() - _BODY_TO_MARKER
             end = body + LENGTH.unpack_from(self._view, body - _LENGTH_SIZE)[0]

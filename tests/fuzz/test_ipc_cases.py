@@ -16,7 +16,8 @@ from tests.fuzz.segments import ipc_file, ipc_stream
 from quiver import ipc
 from quiver.bundle import MAX_SCHEMA_DEPTH
 from quiver.errors import FormatError, LimitExceeded, Truncated
-from quiver.ipc import MAX_DICTIONARIES, IpcFile, Validation, decode_stream
+from quiver.ipc import IpcFile, Validation, decode_stream
+from quiver.ipc_guard import MAX_DICTIONARIES
 
 LAYOUT, FULL = Validation.LAYOUT, Validation.FULL
 

@@ -21,7 +21,7 @@ from quiver.errors import (
     Truncated,
     UnsupportedVersion,
 )
-from quiver.ipc import MAX_DICTIONARIES
+from quiver.ipc_guard import MAX_DICTIONARIES
 from quiver.wal.entry import MAX_ENTRY_SIZE, WalEntry, decode_body, prepare_entry
 from quiver.wal.header import HEADER_SIZE, WalHeader, decode_header, encode_header
 from quiver.wal.scan import Damaged, Found, Scanned, Skipped, scan

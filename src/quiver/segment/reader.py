@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType
+from typing import NoReturn
 
 import pyarrow as pa
 
@@ -25,7 +25,7 @@ from quiver.disk import Disk
 from quiver.errors import ChecksumMismatch, FormatError
 from quiver.ipc import IpcFile, Validation
 from quiver.segment.layout import Envelope, decode_envelope, verify_file_crc
-from quiver.segment.tables import Manifest, SlotRef, StreamEntry, decode_directory
+from quiver.segment.tables import Manifest, StreamEntry, decode_directory
 
 
 class SegmentReader:
@@ -89,22 +89,22 @@ class SegmentReader:
 
         Its ingestion time is 0 when the file does not tell.
         """
-        entry = self.manifest[index]
-        payloads = {}
-        for ref in entry.slot_refs:
-            if slots is None or ref.slot_id in slots:
-                stream = self._stream(ref)
-                if ref.slot_id in payloads:
-                    raise FormatError(
-                        self._source,
-                        self.envelope.manifest.offset,
-                        f"bundle {index} of the batch manifest has slot {ref.slot_id} twice",
-                    )
-                payloads[ref.slot_id] = Payload(
-                    self.batch(ref.stream_id, ref.chunk_index), stream.schema_fingerprint
+        manifest = self.manifest
+        payloads: dict[int, Payload] = {}
+        for slot, stream_id, chunk in manifest.slot_refs(index):
+            if slots is not None and slot not in slots:
+                continue
+            if slot in payloads:
+                self._fail(f"has slot {slot} twice in bundle {index}")
+            stream = self._by_id.get(stream_id)
+            if stream is None or stream.slot_id != slot or chunk >= stream.chunk_count:
+                self._fail(
+                    f"refers to chunk {chunk} of stream {stream_id} for slot {slot}, "
+                    "which the directory does not have"
                 )
+            payloads[slot] = Payload(self.batch(stream_id, chunk), stream.schema_fingerprint)
         return RecordBundle(
-            MappingProxyType(payloads), max(0, entry.ingestion_time_ns or 0), entry.item_count
+            payloads, max(0, manifest.ingestion_time_ns(index) or 0), manifest.item_count(index)
         )
 
     def batch(self, stream_id: int, chunk_index: int) -> pa.RecordBatch:
@@ -123,16 +123,10 @@ class SegmentReader:
             verify_file_crc(self._data, self.envelope.crc, source=self._source)
             self._verified = True
 
-    def _stream(self, ref: SlotRef) -> StreamEntry:
-        stream = self._by_id.get(ref.stream_id)
-        if stream is None or stream.slot_id != ref.slot_id or ref.chunk_index >= stream.chunk_count:
-            raise FormatError(
-                self._source,
-                self.envelope.manifest.offset,
-                f"the batch manifest refers to chunk {ref.chunk_index} of stream {ref.stream_id} "
-                f"for slot {ref.slot_id}, which the directory does not have",
-            )
-        return stream
+    def _fail(self, problem: str) -> NoReturn:
+        raise FormatError(
+            self._source, self.envelope.manifest.offset, f"the batch manifest {problem}"
+        )
 
     def _open_stream(self, stream_id: int) -> IpcFile:
         if stream_id not in self._by_id:

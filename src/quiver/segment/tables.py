@@ -188,7 +188,8 @@ class Manifest(Sequence[BundleEntry]):
         refs = table.slot_refs()
         self._table = table
         self._ref_ends: list[Any] = refs.offsets.to_pylist()
-        self._refs = [table.struct_field(refs, field) for field in _REF_FIELDS]
+        columns = [table.struct_field(refs, field) for field in _REF_FIELDS]
+        self._refs: list[tuple[int, int, int]] = list(zip(*columns, strict=True))
         self._items = table.optional(_ITEM_COUNT_FIELD)
         self._facts = [table.optional(field) for field in _OUR_MANIFEST_FIELDS]
 
@@ -202,12 +203,11 @@ class Manifest(Sequence[BundleEntry]):
     def __getitem__(self, index: int | slice) -> BundleEntry | list[BundleEntry]:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        if not 0 <= index < len(self):
-            raise IndexError(f"there is no bundle {index}, the segment has {len(self)}")
+        refs = self.slot_refs(index)
         time_ns, sequence, signal, earliest, latest = (column[index] for column in self._facts)
         return BundleEntry(
             index,
-            self._slot_refs(index),
+            tuple(SlotRef._make(ref) for ref in refs),
             self._items[index],
             time_ns,
             sequence,
@@ -216,12 +216,24 @@ class Manifest(Sequence[BundleEntry]):
             latest,
         )
 
-    def _slot_refs(self, index: int) -> tuple[SlotRef, ...]:
+    def slot_refs(self, index: int) -> list[tuple[int, int, int]]:
+        """Slot, stream and chunk of each payload: what reading a bundle needs, and no more."""
+        if not 0 <= index < len(self):
+            raise IndexError(f"there is no bundle {index}, the segment has {len(self)}")
         start, end = self._ref_ends[index : index + 2]
         if end - start > SLOT_COUNT:
             self._table.fail(f"bundle {index} has {end - start} slots, {SLOT_COUNT} are possible")
-        columns = [column[start:end] for column in self._refs]
-        return tuple(SlotRef._make(row) for row in zip(*columns, strict=True))
+        return self._refs[start:end]
+
+    def item_count(self, index: int) -> int | None:
+        """How many items the bundle has, where known."""
+        count: int | None = self._items[index]
+        return count
+
+    def ingestion_time_ns(self, index: int) -> int | None:
+        """When the bundle arrived, where known."""
+        time_ns: int | None = self._facts[0][index]
+        return time_ns
 
 
 _SIGNALS: Final = frozenset(Signal)

@@ -31,7 +31,6 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Final, NamedTuple
 
 import pyarrow as pa
@@ -144,12 +143,17 @@ class WalEntry(NamedTuple):
                     f"{slot_name(slot)} says {row_count} rows and holds {batch.num_rows}",
                 )
             payloads[slot] = Payload(batch, fingerprint)
-        return RecordBundle(MappingProxyType(payloads), self.ingestion_time_ns)
+        return RecordBundle(payloads, self.ingestion_time_ns)
 
 
-def decode_body(data: pa.Buffer, start: int, end: int, *, source: str) -> WalEntry:
-    """Read the body of a bundle entry that lies at ``start:end`` in the bytes of a file."""
-    view = memoryview(data).cast("B")
+def decode_body(
+    data: pa.Buffer, start: int, end: int, *, source: str, view: memoryview | None = None
+) -> WalEntry:
+    """Read the body of a bundle entry that lies at ``start:end`` in the bytes of a file.
+
+    ``view`` is one of ``data``, for those who have it already.
+    """
+    view = memoryview(data) if view is None else view
     if end - start < BODY_HEAD_SIZE:
         raise Truncated(source, start, need=BODY_HEAD_SIZE, have=end - start, what="an entry")
     _type, time_ns, sequence, bitmap = _BODY_HEAD.unpack_from(view, start)

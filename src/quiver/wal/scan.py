@@ -133,7 +133,7 @@ class _Scanner:
             )
         if view[body] != BUNDLE_TYPE:
             return Skipped(offset, end + _LENGTH_SIZE, view[body])
-        entry = decode_body(self._data, body, end, source=self._source)
+        entry = decode_body(self._data, body, end, source=self._source, view=view)
         return Found(offset, end + _LENGTH_SIZE, entry, stored)
 
     def _resync(self, bad: int) -> int | None:
@@ -189,7 +189,7 @@ class _Scanner:
             if end + _LENGTH_SIZE > end_of_search:
                 continue
             with suppress(FormatError):
-                decode_body(self._data, body, end, source=self._source)
+                decode_body(self._data, body, end, source=self._source, view=self._view)
                 if target is None or self._leads_to(end + _LENGTH_SIZE, target):
                     yield body - _LENGTH_SIZE
 

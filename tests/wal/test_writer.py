@@ -202,6 +202,54 @@ def test_after_a_failed_write_or_sync_the_file_is_not_trusted(call: int) -> None
     assert values(seen)[0] == 0
 
 
+@pytest.mark.parametrize("call", [1, 2], ids=["append", "sync"])
+def test_a_new_file_is_started_after_a_failure_and_nothing_is_given_out_twice(call: int) -> None:
+    disk = SimulatedDisk()
+    writer, _ = opened(disk)
+    writer.append(prepared([0]))
+    writer.sync()
+    disk.fail_call(call, errno.EIO, partial=30)
+    with pytest.raises(WalPoisoned):
+        _append_and_sync(writer)
+    lost_until = writer.end_position
+    writer.start_over()
+    appended = writer.append(prepared([2]))[0]
+    writer.sync()
+    assert appended.sequence == 2
+    assert appended.position == lost_until > ENTRY_SIZE
+    assert writer.rotated_files == 1
+    for state in disk.crash_states(limit=100):
+        _, seen = opened(state)
+        assert {0, 2} <= set(values(seen))
+        assert [item.entry.sequence for item in seen] in ([0, 2], [0, 1, 2])
+
+
+def test_starting_over_can_fail_and_be_tried_again() -> None:
+    for failing in range(1, 7):
+        disk = SimulatedDisk()
+        writer, _ = opened(disk)
+        writer.append(prepared([0]))
+        writer.sync()
+        disk.fail_call(1, errno.EIO)
+        with pytest.raises(WalPoisoned):
+            _append_and_sync(writer)
+        disk.fail_call(failing, errno.ENOSPC)
+        with pytest.raises(OSError, match="space"):
+            writer.start_over()
+        with pytest.raises(WalPoisoned):
+            writer.append(prepared([2]))
+        writer.start_over()
+        writer.append(prepared([2]))
+        writer.close()
+        assert values(opened(disk)[1]) == [0, 2]
+
+
+def test_numbers_can_be_reserved_for_bundles_that_are_not_logged() -> None:
+    writer, _ = opened(SimulatedDisk())
+    assert writer.reserve_sequences(3) == 0
+    assert writer.append(prepared([0]))[0].sequence == 3
+
+
 def test_a_closed_log_says_so() -> None:
     writer, _ = opened(SimulatedDisk())
     writer.close()

@@ -101,11 +101,14 @@ def start_file(disk: Disk, directory: Path, position: int) -> DiskFile:
 def retire_file(disk: Disk, directory: Path, rotation: int) -> Path:
     """Turn the active file, which must be synced, into ``quiver.wal.<rotation>``.
 
+    A call that failed half-way can be made again with the same number.
+
     The name is durable before a new active file may take its place, and before the mode changes:
     a read-only file that a crash left under the active name could not be appended to.
     """
     target = directory / f"{ACTIVE_NAME}.{rotation}"
-    disk.rename(directory / ACTIVE_NAME, target)
+    if disk.exists(directory / ACTIVE_NAME):
+        disk.rename(directory / ACTIVE_NAME, target)
     disk.sync_dir(directory)
     disk.make_read_only(target)
     return target

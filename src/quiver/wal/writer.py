@@ -1,14 +1,17 @@
 """Appending to the log: positions, rotation, the cursor, and the limits that bound it all.
 
-One thread at a time. The writer knows nothing of waiting callers; whoever groups them gives it all
-entries of a group at once, which makes one ``writev``, and then asks for one sync.
+The writer knows nothing of waiting callers; whoever groups them gives it all entries of a group at
+once, which makes one ``writev``, and then asks for one sync. Appending, syncing and starting over
+belong to one thread; ``advance_cursor`` may be called from another one meanwhile.
 
 Rotation is decided before an append: when the active file has reached ``rotation_target`` the next
 append starts a new one. A group never straddles two files. When a rotated file would be one too
 many, or the bytes more than ``max_size``, nothing is written and ``WalAtCapacity`` says so.
 
 After a write or sync that failed, the file is not touched again (see ``quiver.disk``): every later
-call raises ``WalPoisoned``, and opening the log anew recovers what is certain.
+append raises ``WalPoisoned`` until ``start_over`` has begun a new file, or the log is opened anew.
+Numbers and positions of the entries that failed are not given out again, because a part of them may
+be on disk all the same.
 """
 
 from __future__ import annotations
@@ -64,8 +67,11 @@ class WalWriter:
         self._directory = directory
         self._config = config
         self._poison: str | None = None
+        self._is_closed = False
+        self._is_retired = False
         *rotated, active = files
         self._rotated = deque(_Rotated(file.path, file.end, file.size) for file in rotated)
+        self._rotated_size = sum(file.size for file in rotated)
         self._next_rotation = next_rotation(files)
         self._file: DiskFile = disk.open_append(active.path)
         self._header_size = active.header.header_size
@@ -113,7 +119,7 @@ class WalWriter:
     @property
     def size(self) -> int:
         """Bytes of all files on disk."""
-        return self._file.size + sum(rotated.size for rotated in self._rotated)
+        return self._file.size + self._rotated_size
 
     @property
     def rotated_files(self) -> int:
@@ -135,12 +141,29 @@ class WalWriter:
             buffers += entry.seal(sequence)
             appended.append(Appended(sequence, position, position + entry.size))
             position += entry.size
+        self._next_sequence += len(entries)
         try:
             self._file.append(buffers)
         except OSError as error:
             self._poisoned("append to", error)
-        self._next_sequence += len(entries)
         return appended
+
+    def reserve_sequences(self, count: int) -> int:
+        """Give out numbers for bundles that do not go through the log; the first of them."""
+        first = self._next_sequence
+        self._next_sequence += count
+        return first
+
+    def start_over(self) -> None:
+        """Leave a file that cannot be trusted as it is, and go on in a new one behind it."""
+        if self._is_closed:
+            self._refuse_if_poisoned()
+        end, size = self.end_position, self._file.size
+        self._file.close()
+        if not self._is_retired:
+            self._retire(end, size)
+        self._begin(end)
+        self._poison = None
 
     def sync(self) -> int:
         """Make everything appended so far durable; the position up to which it is."""
@@ -156,7 +179,8 @@ class WalWriter:
 
     def advance_cursor(self, position: int) -> list[Path]:
         """Say that everything before ``position`` is safe elsewhere; the files deleted for it."""
-        self._refuse_if_poisoned()
+        if self._is_closed:
+            self._refuse_if_poisoned()
         if not self._cursor <= position <= self.end_position:
             raise WalError(
                 f"{self._directory}: the cursor is at {self._cursor} and the log ends at "
@@ -174,6 +198,7 @@ class WalWriter:
                 self.sync()
         finally:
             self._file.close()
+            self._is_closed = True
             self._poison = self._poison or "the log was closed"
 
     def _preflight(self, size: int, *, rotate: bool) -> None:
@@ -194,25 +219,40 @@ class WalWriter:
         end, size = self.end_position, self._file.size
         self._file.close()
         try:
-            path = retire_file(self._disk, self._directory, self._next_rotation)
-            self._rotated.append(_Rotated(path, end, size))
-            self._next_rotation += 1
-            self._file = start_file(self._disk, self._directory, end)
+            self._retire(end, size)
+            self._begin(end)
         except OSError as error:
             self._poisoned("rotate", error)
-        self._start = end
+
+    def _retire(self, end: int, size: int) -> None:
+        path = retire_file(self._disk, self._directory, self._next_rotation)
+        self._is_retired = True
+        self._rotated.append(_Rotated(path, end, size))
+        self._rotated_size += size
+        self._next_rotation += 1
+
+    def _begin(self, position: int) -> None:
+        """Start a file; until that is done, the one before it stands for size and position."""
+        self._file = start_file(self._disk, self._directory, position)
+        self._start = position
         self._header_size = HEADER_SIZE
+        self._is_retired = False
+        self.synced_position = position
 
     def _purge(self) -> list[Path]:
         """Delete rotated files that the cursor has passed.
 
         The newest one stays while the active file is empty: it holds the last sequence number.
         """
-        keep = 0 if self._file.size > self._header_size else 1
+        newest_ends = self._rotated[-1].end if self._rotated else 0
+        is_filled = self._start == newest_ends and self._file.size > self._header_size
+        keep = 0 if is_filled else 1
         deleted = []
         while len(self._rotated) > keep and self._rotated[0].end <= self._cursor:
             self._disk.unlink(self._rotated[0].path)
-            deleted.append(self._rotated.popleft().path)
+            gone = self._rotated.popleft()
+            self._rotated_size -= gone.size
+            deleted.append(gone.path)
         if deleted:
             self._disk.sync_dir(self._directory)
         return deleted

@@ -4,16 +4,34 @@ This is the whole public interface; modules below may change between releases.
 """
 
 from quiver.bundle import Payload, RecordBundle, Signal, Slot, fingerprint
-from quiver.config import WalConfig
+from quiver.config import (
+    Ack,
+    Durability,
+    RetentionConfig,
+    SegmentConfig,
+    SizeCapPolicy,
+    StoreConfig,
+    WalConfig,
+)
 from quiver.disk import Disk, DiskFile, RealDisk
 from quiver.errors import (
+    BundleNotAvailable,
     ChecksumMismatch,
     FormatError,
+    IngestFailed,
     InvalidBundle,
     InvalidConfig,
     InvalidName,
     LimitExceeded,
     QuiverError,
+    SegmentNotFound,
+    StorageAtCapacity,
+    StoreClosed,
+    StoreError,
+    StoreLocked,
+    SubscriberError,
+    SubscriberExists,
+    SubscriberNotFound,
     Truncated,
     UnsupportedVersion,
     WalAtCapacity,
@@ -22,16 +40,28 @@ from quiver.errors import (
 )
 from quiver.segment.reader import SegmentReader
 from quiver.segment.writer import OpenSegment, write_segment
+from quiver.store.core import Start
+from quiver.store.intake import Receipt
+from quiver.store.store import Choose, Store, Subscription
+from quiver.subscriber.handle import BundleHandle
 from quiver.subscriber.progress import Progress, SegmentProgress
+from quiver.subscriber.state import BundleRef
 from quiver.wal.writer import WalWriter
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Ack",
+    "BundleHandle",
+    "BundleNotAvailable",
+    "BundleRef",
     "ChecksumMismatch",
+    "Choose",
     "Disk",
     "DiskFile",
+    "Durability",
     "FormatError",
+    "IngestFailed",
     "InvalidBundle",
     "InvalidConfig",
     "InvalidName",
@@ -41,11 +71,27 @@ __all__ = [
     "Progress",
     "QuiverError",
     "RealDisk",
+    "Receipt",
     "RecordBundle",
+    "RetentionConfig",
+    "SegmentConfig",
+    "SegmentNotFound",
     "SegmentProgress",
     "SegmentReader",
     "Signal",
+    "SizeCapPolicy",
     "Slot",
+    "Start",
+    "StorageAtCapacity",
+    "Store",
+    "StoreClosed",
+    "StoreConfig",
+    "StoreError",
+    "StoreLocked",
+    "SubscriberError",
+    "SubscriberExists",
+    "SubscriberNotFound",
+    "Subscription",
     "Truncated",
     "UnsupportedVersion",
     "WalAtCapacity",

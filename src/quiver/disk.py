@@ -25,6 +25,7 @@ import contextlib
 import errno
 import mmap
 import os
+import shutil
 import stat
 import sys
 from collections.abc import Iterable, Sequence
@@ -70,8 +71,24 @@ class DiskFile(Protocol):
         """Close without syncing. A second call does nothing."""
 
 
+class DiskLock(Protocol):
+    """A file that this process holds alone."""
+
+    def release(self) -> None:
+        """Let others have it. A second call does nothing."""
+
+
 class Disk(Protocol):
     """All that Quiver asks of a file system."""
+
+    def lock(self, path: Path, owner: str) -> DiskLock:
+        """Hold a file alone, until released or this process ends.
+
+        ``BlockingIOError`` when somebody else does; its reason is what that one gave as ``owner``.
+        """
+
+    def free_space(self, path: Path) -> int:
+        """Bytes that can still be written to the file system of a directory."""
 
     def create(self, path: Path) -> DiskFile:
         """Open an empty file, replacing what was there."""
@@ -115,6 +132,12 @@ class Disk(Protocol):
 
 class RealDisk:
     """The file system of this machine: Linux, macOS with full sync, Windows as far as it goes."""
+
+    def lock(self, path: Path, owner: str) -> DiskLock:
+        return _RealLock(path, owner)
+
+    def free_space(self, path: Path) -> int:
+        return shutil.disk_usage(path).free
 
     def create(self, path: Path) -> DiskFile:
         return _RealFile(path, os.O_CREAT | os.O_TRUNC)
@@ -239,6 +262,39 @@ class _RealFile:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
+
+
+class _RealLock:
+    """An advisory lock of the operating system: it ends with the process, however that ends."""
+
+    def __init__(self, path: Path, owner: str) -> None:
+        self._descriptor = os.open(path, os.O_CREAT | os.O_RDWR, _FILE_MODE)
+        try:
+            _lock_file(self._descriptor)
+        except OSError as error:
+            holder = os.pread(self._descriptor, 1000, 0).decode(errors="replace").strip()
+            os.close(self._descriptor)
+            raise BlockingIOError(error.errno, holder or "somebody", str(path)) from error
+        os.ftruncate(self._descriptor, 0)
+        os.pwrite(self._descriptor, owner.encode(), 0)
+
+    def release(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def _lock_file(descriptor: int) -> None:
+    if sys.platform == "win32":
+        import msvcrt
+
+        # Behind the note, so that others can read it.
+        os.lseek(descriptor, 2**20, os.SEEK_SET)
+        msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+    else:
+        import fcntl
+
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def _sync_whole(descriptor: int) -> None:

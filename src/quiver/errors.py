@@ -11,9 +11,19 @@
     │   ├── ChecksumMismatch   they changed since they were written
     │   ├── UnsupportedVersion they were written by something newer, or older
     │   └── LimitExceeded      a length or count is above the limit that guards it
-    └── WalError               the write-ahead log cannot take the bundle
-        ├── WalAtCapacity      not now: reclaim first, then try again
-        └── WalPoisoned        a write or sync failed: the file is not trusted any more
+    ├── WalError               the write-ahead log cannot take the bundle
+    │   ├── WalAtCapacity      not now: reclaim first, then try again
+    │   └── WalPoisoned        a write or sync failed: the file is not trusted any more
+    ├── StoreError             the store cannot do what is asked
+    │   ├── StorageAtCapacity  it is full, or its disk is: try again later
+    │   ├── StoreLocked        another process writes to the directory
+    │   ├── StoreClosed        it was closed, or is closing
+    │   ├── IngestFailed       the disk failed before the bundle was safe: hand it in again
+    │   └── SegmentNotFound    the segment was deleted meanwhile
+    └── SubscriberError        a subscriber asks for what it cannot have
+        ├── SubscriberNotFound nobody by that name is registered, or active
+        ├── SubscriberExists   the name is taken by a subscriber of another kind
+        └── BundleNotAvailable the bundle is resolved, held by somebody, or not there
 
 Errors from the operating system (``OSError``) pass through unchanged: they name their file already.
 """
@@ -89,3 +99,47 @@ class WalAtCapacity(WalError):
 
 class WalPoisoned(WalError):
     """A write or sync of this file failed, so what it holds past the last sync is unknown."""
+
+
+class StoreError(QuiverError):
+    """The store cannot do what is asked."""
+
+
+class StorageAtCapacity(StoreError):
+    """The store, or the disk under it, is full. Nothing was taken; the same call may work later."""
+
+    retryable = True
+
+
+class StoreLocked(StoreError):
+    """Another process has the directory open for writing."""
+
+
+class StoreClosed(StoreError):
+    """The store was closed, or is closing."""
+
+
+class IngestFailed(StoreError):
+    """The disk failed before the bundle was safe. It was not acknowledged: hand it in again."""
+
+    retryable = True
+
+
+class SegmentNotFound(StoreError):
+    """The segment is not there any more."""
+
+
+class SubscriberError(QuiverError):
+    """A subscriber asks for what it cannot have."""
+
+
+class SubscriberNotFound(SubscriberError):
+    """Nobody by that name is registered, or it is not active."""
+
+
+class SubscriberExists(SubscriberError):
+    """The name is taken by a subscriber of another kind."""
+
+
+class BundleNotAvailable(SubscriberError):
+    """The bundle is resolved already, held by somebody else, or not there."""

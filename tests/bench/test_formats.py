@@ -49,7 +49,17 @@ def test_reading_is_given_for_the_mix_and_for_each_size(results: Results, name: 
         assert all(is_positive(value) for value in speed.values())
 
 
-@pytest.mark.parametrize("name", ["crc_gb_s", "segment_write_mb_s", "segment_write_ratio"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "wal_open_us",
+        "crc_gb_s",
+        "replay_without_open_mb_s",
+        "replay_without_open_ratio",
+        "segment_write_mb_s",
+        "segment_write_ratio",
+    ],
+)
 def test_other_figures_are_single_numbers(results: Results, name: str) -> None:
     assert is_positive(results.figures[name])
 
@@ -70,7 +80,7 @@ def test_figures_survive_json(results: Results) -> None:
 
 
 def test_the_table_is_complete(results: Results) -> None:
-    assert len(results.table.rows) == 11
+    assert len(results.table.rows) == 13
     assert {len(row) for row in results.table.rows} == {len(results.table.columns)} == {5}
 
 
@@ -137,13 +147,14 @@ def test_a_directory_in_use_is_refused_and_not_touched(tmp_path: Path) -> None:
     assert (tmp_path / "mine").read_text() == "kept"
 
 
-def test_a_directory_without_space_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(measure, "free_bytes", lambda path: 5_000_000)
+def test_a_directory_without_space_is_refused(tmp_path: Path) -> None:
+    class FullDisk(RealDisk):
+        def free_space(self, path: Path) -> int:
+            return 5_000_000
+
     with (
         pytest.raises(InvalidConfig, match="5 MB free and 7 MB are needed"),
-        scratch_directory(RealDisk(), tmp_path, 7_000_000),
+        scratch_directory(FullDisk(), tmp_path, 7_000_000),
     ):
         pass
 

@@ -21,10 +21,10 @@ CHUNK = 1500
 CASES = {
     "cursor": 1500,
     "progress": 1500,
-    "wal": 6000,
+    "wal": 4500,
     "stream": 7500,
     "file": 6000,
-    "segment": 4500,
+    "segment": 3000,
 }
 
 

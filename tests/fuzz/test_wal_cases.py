@@ -13,17 +13,19 @@ from tests.fuzz.decoders import SOURCE, check_error, exercise
 from tests.fuzz.segments import ipc_stream
 
 from quiver.bundle import RecordBundle
+from quiver.config import WalConfig
 from quiver.disk import RealDisk
 from quiver.errors import (
     FormatError,
     InvalidBundle,
-    LimitExceeded,
     Truncated,
     UnsupportedVersion,
 )
 from quiver.ipc_guard import MAX_DICTIONARIES
-from quiver.wal.entry import MAX_ENTRY_SIZE, WalEntry, decode_body, prepare_entry
+from quiver.wal.cursor import encode_cursor
+from quiver.wal.entry import MAX_ENTRY_SIZE, MAX_SEQUENCE, WalEntry, decode_body, prepare_entry
 from quiver.wal.header import HEADER_SIZE, WalHeader, decode_header, encode_header
+from quiver.wal.replay import ReplayedEntry
 from quiver.wal.scan import Damaged, Found, Scanned, Skipped, scan
 from quiver.wal.writer import WalWriter
 
@@ -126,6 +128,22 @@ def test_an_empty_bundle_is_an_entry() -> None:
     assert decoded(head(0)).bundle().payloads == {}
 
 
+@pytest.mark.parametrize(
+    "count",
+    [
+        10,
+        pytest.param(100, marks=pytest.mark.xfail(reason="the budget of the search is used up")),
+        pytest.param(1000, marks=pytest.mark.xfail(reason="as above")),
+    ],
+)
+def test_a_long_run_of_damage_does_not_hide_what_comes_after_more_of_it(count: int) -> None:
+    """Looking for the next entry has a budget. It must do for damage as disks make it."""
+    bad = [entry(i)[:-6] + b"damage" for i in range(count + 2)]
+    data = b"".join(bad[:count]) + entry(count) + bad[count + 1] + entry(count + 2)
+    found = [item.entry.sequence for item in scanned(data) if isinstance(item, Found)]
+    assert found == [count, count + 2]
+
+
 # --- slots -------------------------------------------------------------------------------------
 
 
@@ -182,15 +200,7 @@ def test_a_slot_that_cannot_be_read_does_not_take_its_entry_out_of_the_scan() ->
 # --- types, times, numbers ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        1,
-        127,
-        pytest.param(128, marks=pytest.mark.xfail(reason="the type is read as a signed number")),
-        pytest.param(255, marks=pytest.mark.xfail(reason="as above")),
-    ],
-)
+@pytest.mark.parametrize("kind", [1, 127, 128, 255])
 def test_entries_of_unknown_type_are_skipped(kind: int) -> None:
     unknown = frame(head(0, kind=kind) + b"anything")
     skipped, found = scanned(unknown + entry(1))
@@ -205,9 +215,14 @@ def test_a_time_before_1970_counts_as_1970(time_ns: int) -> None:
 
 
 def test_the_largest_numbers_are_read() -> None:
-    largest = decoded(head(0, time_ns=2**63 - 1, sequence=2**64 - 1))
-    assert largest.sequence == 2**64 - 1
+    largest = decoded(head(0, time_ns=2**63 - 1, sequence=MAX_SEQUENCE))
+    assert largest.sequence == MAX_SEQUENCE
     assert largest.bundle().ingestion_time_ns == 2**63 - 1
+
+
+@pytest.mark.parametrize("sequence", [MAX_SEQUENCE + 1, 2**64 - 1])
+def test_a_sequence_number_that_leaves_no_room_for_the_next(sequence: int) -> None:
+    assert "is not possible" in refused(head(0, sequence=sequence)).reason
 
 
 # --- headers -----------------------------------------------------------------------------------
@@ -250,19 +265,72 @@ def test_another_slot_layout_is_refused_with_advice() -> None:
 # --- opening a log with such numbers -----------------------------------------------------------
 
 
-@pytest.mark.xfail(raises=struct.error, reason="the end of the log does not fit in 64 bits")
 def test_a_log_opens_whatever_position_a_file_claims(tmp_path: Path) -> None:
     (tmp_path / "quiver.wal.1").write_bytes(wal_file(entry(0), position=2**64 - 1))
     (tmp_path / "quiver.wal").write_bytes(wal_file(entry(1)))
     WalWriter.open(RealDisk(), tmp_path).close()
 
 
-@pytest.mark.xfail(raises=struct.error, reason="the number after the last one of 64 bits")
-def test_a_log_takes_entries_after_the_largest_sequence_number(tmp_path: Path) -> None:
-    (tmp_path / "quiver.wal").write_bytes(wal_file(entry(2**64 - 1)))
+@pytest.mark.parametrize("sequence", [MAX_SEQUENCE, 2**64 - 1])
+def test_a_log_takes_entries_after_a_very_large_sequence_number(
+    tmp_path: Path, sequence: int
+) -> None:
+    (tmp_path / "quiver.wal").write_bytes(wal_file(entry(sequence)))
     writer = WalWriter.open(RealDisk(), tmp_path)
     writer.append([prepare_entry(decoded(head(0b1) + slot(0)).bundle())])
     writer.close()
+    assert WalWriter.open(RealDisk(), tmp_path).next_sequence == writer.next_sequence
+
+
+@pytest.mark.parametrize("position", [2**61, 2**63, 2**64 - 1])
+def test_a_log_takes_entries_and_a_cursor_whatever_position_it_claims(
+    tmp_path: Path, position: int
+) -> None:
+    (tmp_path / "quiver.wal").write_bytes(wal_file(entry(0), position=position))
+    writer = WalWriter.open(RealDisk(), tmp_path, WalConfig(rotation_target=1))
+    for _ in range(3):
+        writer.append([prepare_entry(decoded(head(0b1) + slot(0)).bundle())])
+    writer.advance_cursor(writer.end_position)
+    writer.close()
+    assert WalWriter.open(RealDisk(), tmp_path).end_position == writer.end_position
+
+
+@pytest.mark.parametrize(
+    "position",
+    [
+        2**61,
+        pytest.param(2**63, marks=pytest.mark.xfail(reason="believed, and the log stops")),
+        pytest.param(2**64 - 1, marks=pytest.mark.xfail(reason="as above")),
+    ],
+)
+def test_a_log_takes_entries_whatever_position_its_cursor_claims(
+    tmp_path: Path, position: int
+) -> None:
+    (tmp_path / "quiver.wal").write_bytes(wal_file(entry(0)))
+    (tmp_path / "quiver.wal.cursor").write_bytes(encode_cursor(position))
+    writer = WalWriter.open(RealDisk(), tmp_path, WalConfig(rotation_target=1))
+    for _ in range(3):
+        writer.append([prepare_entry(decoded(head(0b1) + slot(0)).bundle())])
+    writer.advance_cursor(writer.end_position)
+    writer.close()
+
+
+@pytest.mark.xfail(reason="the position that is assumed instead lies before the cursor")
+def test_no_flipped_bit_of_a_header_hides_entries_behind_the_cursor(tmp_path: Path) -> None:
+    """The header has no sum. Entries may come twice for it, but each comes."""
+    hidden = []
+    for bit in (*range(8 * 12), *range(8 * 14, 8 * HEADER_SIZE)):  # all but header_size
+        data = bytearray(wal_file(*(entry(i) for i in range(7, 10)), position=5000))
+        data[bit // 8] ^= 1 << bit % 8
+        directory = tmp_path / str(bit)
+        directory.mkdir()
+        (directory / "quiver.wal").write_bytes(data)
+        (directory / "quiver.wal.cursor").write_bytes(encode_cursor(5000))
+        seen: list[ReplayedEntry] = []
+        WalWriter.open(RealDisk(), directory, on_entry=seen.append).close()
+        if [item.entry.sequence for item in seen] != [7, 8, 9]:
+            hidden.append(bit)
+    assert hidden == []
 
 
 # --- what the log takes, it gives back ---------------------------------------------------------
@@ -280,9 +348,9 @@ def stored_and_read(array: pa.Array[Any], columns: int = 1) -> None:
     assert found.entry.bundle().row_count == 1
 
 
-@pytest.mark.xfail(raises=LimitExceeded, reason="written, acknowledged, and never read again")
-def test_a_batch_with_more_dictionaries_than_are_read() -> None:
-    stored_and_read(pa.array(["a"]).dictionary_encode(), columns=MAX_DICTIONARIES)
+@pytest.mark.parametrize("count", [MAX_DICTIONARIES, MAX_DICTIONARIES + 1])
+def test_a_batch_with_as_many_dictionaries_as_are_read_or_one_more(count: int) -> None:
+    stored_and_read(pa.array(["a"]).dictionary_encode(), columns=count)
 
 
 @pytest.mark.xfail(raises=FormatError, reason="written, acknowledged, and never read again")

@@ -18,6 +18,10 @@ segment_read_mb_s          ``SegmentReader.open``, then every bundle: sums verif
                            Plain: the same file in reads of 1 MiB into one buffer
 replay_mb_s                ``WalWriter.open`` on a log that was not closed: every entry found,
                            summed and decoded (``Validation.LAYOUT``). Plain: as above
+replay_without_open_mb_s   the mix, with ``replay`` alone: no cursor, no counting, no directory
+                           to make durable, all of which ``replay_mb_s`` has in it
+wal_open_us                ``WalWriter.open`` on a log without entries. It syncs a directory, so
+                           it depends on the disk
 =========================  ===================================================================
 
 ``*_ratio`` is the speed in relation to the plain one (see ``measure``). MB are 10^6 bytes of file.
@@ -57,8 +61,8 @@ from quiver.ipc import Validation
 from quiver.segment.reader import SegmentReader
 from quiver.segment.writer import OpenSegment, write_segment
 from quiver.wal.entry import prepare_entry
-from quiver.wal.files import ACTIVE_NAME
-from quiver.wal.replay import ReplayedEntry
+from quiver.wal.files import ACTIVE_NAME, find_files
+from quiver.wal.replay import ReplayedEntry, replay
 from quiver.wal.writer import WalWriter
 
 ROW_COUNTS: Final = (100, 1_000, 8_192)
@@ -99,22 +103,26 @@ def run(disk: Disk, directory: Path, plan: Plan, tick: Tick) -> Results:
     timing = _Timing(disk, directory, plan, tick)
     bundles = {rows: make_bundles(rows) for rows in ROW_COUNTS}
     appends = {str(rows): timing.append(bundles[rows]) for rows in ROW_COUNTS}
+    open_us = timing.log_open()
     crc_gb_s = timing.checksum()
-    replays, reads = {}, {}
+    replays, bare_replays, reads = {}, {}, {}
     for name, row_counts in _WORKLOADS.items():
         workload = make_workload([bundles[rows] for rows in row_counts], plan.file_size)
-        replays[name] = timing.replay(workload, name)
+        replays[name], bare_replays[name] = timing.replay(workload, name)
         reads[name] = timing.segment_read(workload, name)
     mix = make_workload(list(bundles.values()), plan.file_size)
     write, size = timing.segment_write(mix)
     figures = {
         "benchmark": BENCHMARK.name,
         **_append_figures(appends),
+        "wal_open_us": round(open_us, 1),
         "crc_gb_s": round(crc_gb_s, 2),
         "segment_write_mb_s": round(write.mb_s, 1),
         "segment_write_ratio": round(write.ratio, 3),
         **_read_figures("segment_read", reads),
         **_read_figures("replay", replays),
+        "replay_without_open_mb_s": round(bare_replays[_MIX].mb_s, 1),
+        "replay_without_open_ratio": round(bare_replays[_MIX].ratio, 3),
         **_circumstances(directory, plan),
         "bytes": size,
         "bundles": len(mix),
@@ -124,7 +132,7 @@ def run(disk: Disk, directory: Path, plan: Plan, tick: Tick) -> Results:
 
 def count_ticks(plan: Plan) -> int:
     """Rounds over everything that is measured."""
-    return plan.rounds * (len(ROW_COUNTS) + 2 * len(_WORKLOADS) + 2)
+    return plan.rounds * (len(ROW_COUNTS) + 2 * len(_WORKLOADS) + 3)
 
 
 def count_bytes(plan: Plan) -> int:
@@ -217,13 +225,26 @@ class _Timing:
         in_us = {name: seconds / count * 1e6 for name, seconds in best.items()}
         return _AppendTimes(**in_us)
 
+    def log_open(self) -> float:
+        """Microseconds."""
+        log = _Log(self._disk, self._directory)
+        log.open()
+        try:
+            best = self._race(
+                "open", ours=Contender(lambda: WalWriter.open(self._disk, self._directory).close())
+            )
+            return best["ours"] * 1e6
+        finally:
+            log.remove()
+
     def checksum(self) -> float:
         """Gigabytes per second."""
         data = random.Random(_SEED).randbytes(self._plan.file_size)
         best = self._race("checksum", ours=Contender(lambda: crc32(data)))
         return len(data) / best["ours"] / 1e9
 
-    def replay(self, workload: Sequence[RecordBundle], name: str) -> _Speed:
+    def replay(self, workload: Sequence[RecordBundle], name: str) -> tuple[_Speed, _Speed]:
+        """By opening the log, and without that."""
         log = _Log(self._disk, self._directory)
         log.open()
         try:
@@ -232,13 +253,15 @@ class _Timing:
             best = self._race(
                 f"replay, {_title(name)}",
                 plain=Contender(_plain_reader(path)),
-                ours=Contender(lambda: self._replay(len(workload))),
+                opening=Contender(lambda: self._recover(len(workload))),
+                bare=Contender(lambda: self._replay(len(workload))),
             )
-            return _speed(self._disk.size(path), best)
+            size, plain = self._disk.size(path), best["plain"]
+            return _speed(size, best["opening"], plain), _speed(size, best["bare"], plain)
         finally:
             log.remove()
 
-    def _replay(self, expected: int) -> None:
+    def _recover(self, expected: int) -> None:
         count = 0
 
         def take(item: ReplayedEntry) -> None:
@@ -247,6 +270,14 @@ class _Timing:
             count += 1
 
         WalWriter.open(self._disk, self._directory, _UNBOUNDED, on_entry=take).close()
+        _check_count(count, expected)
+
+    def _replay(self, expected: int) -> None:
+        count = 0
+        for item in replay(self._disk, find_files(self._disk, self._directory)):
+            if isinstance(item, ReplayedEntry):
+                item.entry.bundle(Validation.LAYOUT)
+                count += 1
         _check_count(count, expected)
 
     def segment_read(self, workload: Sequence[RecordBundle], name: str) -> _Speed:
@@ -265,7 +296,7 @@ class _Timing:
                 plain=Contender(_plain_reader(path)),
                 ours=Contender(read),
             )
-            return _speed(size, best)
+            return _speed(size, best["ours"], best["plain"])
         finally:
             self._disk.unlink(path)
 
@@ -287,7 +318,7 @@ class _Timing:
                 lambda: self._write_segment(ours, workload), after=lambda: disk.unlink(ours)
             ),
         )
-        return _speed(size, best), size
+        return _speed(size, best["ours"], best["plain"]), size
 
     def _write_segment(self, path: Path, workload: Iterable[RecordBundle]) -> int:
         segment = OpenSegment()
@@ -363,8 +394,8 @@ def _check_count(count: int, expected: int) -> None:
         raise RuntimeError(f"{count} bundles came back, {expected} were written")
 
 
-def _speed(size: int, best: Mapping[str, float]) -> _Speed:
-    return _Speed(size / best["ours"] / 1e6, best["plain"] / best["ours"])
+def _speed(size: int, ours: float, plain: float) -> _Speed:
+    return _Speed(size / ours / 1e6, plain / ours)
 
 
 def _title(name: str) -> str:
@@ -429,10 +460,12 @@ def _table(figures: Mapping[str, Any]) -> Table:
             each("  speed to plain", "wal_append_ratio", ".2f"),
             all_of("replay, MB/s", "replay", "mb_s", ",.0f"),
             all_of("  speed to plain", "replay", "ratio", ".2f"),
+            ("  without open", *only_mix, f"{figures['replay_without_open_ratio']:.2f}"),
             all_of("segment read, MB/s", "segment_read", "mb_s", ",.0f"),
             all_of("  speed to plain", "segment_read", "ratio", ".2f"),
             ("segment write, MB/s", *only_mix, f"{figures['segment_write_mb_s']:,.0f}"),
             ("  speed to plain", *only_mix, f"{figures['segment_write_ratio']:.2f}"),
+            ("open an empty log, µs", *only_mix, f"{figures['wal_open_us']:,.0f}"),
             ("checksum, GB/s", *only_mix, f"{figures['crc_gb_s']:.1f}"),
         ),
     )

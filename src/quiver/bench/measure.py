@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import os
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -121,8 +119,8 @@ def scratch_directory(disk: Disk, path: Path, needed: int) -> Iterator[Path]:
             f"{path} is not empty; remove what an interrupted run left there, "
             "or choose another with --directory"
         )
-    free = free_bytes(path)
-    if free is not None and free < needed:
+    free = disk.free_space(path)
+    if free < needed:
         raise InvalidConfig(
             f"{path} has {free // 10**6} MB free and {needed // 10**6} MB are needed; "
             "choose another with --directory, or use less with --megabytes"
@@ -132,14 +130,6 @@ def scratch_directory(disk: Disk, path: Path, needed: int) -> Iterator[Path]:
     finally:
         for name in disk.list_directory(path):
             disk.unlink(path / name)
-
-
-def free_bytes(path: Path) -> int | None:
-    """Space left for a file in ``path``, where the system tells."""
-    if sys.platform == "win32":
-        return None
-    status = os.statvfs(path)
-    return status.f_bavail * status.f_frsize
 
 
 def file_system_type(path: Path) -> str | None:

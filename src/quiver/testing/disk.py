@@ -41,7 +41,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from quiver.disk import BytesLike, DiskFile
+from quiver.disk import BytesLike, DiskFile, DiskLock
 from quiver.testing.calls import CallRecorder, os_error
 from quiver.testing.choices import choices, count_choices
 from quiver.testing.medium import Choice, Directory, Inode, Link, Medium, Move, Remove
@@ -71,8 +71,22 @@ class SimulatedDisk(CallRecorder):
         self.choice = choice
         self._medium = medium or Medium()
         self._open_files: list[SimulatedFile] = []
+        self._locks: dict[str, str] = {}
 
     # --- Disk ---------------------------------------------------------------------------------
+
+    def lock(self, path: Path, owner: str) -> DiskLock:
+        """Like a real lock it is not on the medium: after a power cut nobody holds it."""
+        key = _key(path)
+        self._parent(path)
+        if key in self._locks:
+            raise BlockingIOError(errno.EAGAIN, self._locks[key], str(path))
+        self._locks[key] = owner
+        return SimulatedLock(self._locks, key)
+
+    def free_space(self, path: Path) -> int:
+        self._directory(path)
+        return self.room()
 
     def create(self, path: Path) -> DiskFile:
         directory, name = self._parent(path)
@@ -254,6 +268,17 @@ class SimulatedDisk(CallRecorder):
         file = SimulatedFile(self, path, inode)
         self._open_files = [*(other for other in self._open_files if not other.closed), file]
         return file
+
+
+class SimulatedLock:
+    """A lock that this disk gave out."""
+
+    def __init__(self, locks: dict[str, str], key: str) -> None:
+        self._locks = locks
+        self._key = key
+
+    def release(self) -> None:
+        self._locks.pop(self._key, None)
 
 
 class SimulatedFile:

@@ -51,13 +51,19 @@ class SkippedEntry(NamedTuple):
 Replayed: TypeAlias = ReplayedEntry | DamagedRange | SkippedEntry
 
 
-def replay(disk: Disk, files: list[WalFile], from_position: int = 0) -> Iterator[Replayed]:
-    """Everything that ends behind ``from_position``, in order. ``files``: see ``find_files``."""
+def replay(
+    disk: Disk, files: list[WalFile], from_position: int = 0, *, copy: bool = False
+) -> Iterator[Replayed]:
+    """Everything that ends behind ``from_position``, in order. ``files``: see ``find_files``.
+
+    A reader beside a running writer takes a ``copy``: a writer that starts may cut a torn tail off
+    the file, and what was cut from a mapping must not be touched.
+    """
     last_sequence = None
     for file in files:
         if file.end <= from_position or file.size <= file.header.header_size:
             continue
-        data = disk.map(file.path)
+        data = disk.read(file.path) if copy else disk.map(file.path)
         for item in _scan_from(data, file, from_position, last_sequence):
             if isinstance(item, Found):
                 last_sequence = item.entry.sequence

@@ -1,0 +1,116 @@
+"""What a store must remember for ever, whatever is deleted: its name, its numbers, its losses.
+
+``quiver.ledger`` in the root of the store, replaced as a whole, one line of JSON and one with the
+CRC-32 of it in hex. It is ours: the reference implementation does not look at it.
+
+==================  ==========================================================================
+``store_id``        32 hex digits, made once
+``next_segment``    no segment below this number will be written again
+``next_sequence``   no log entry below this number
+``losses``          bundles, items, bytes and segments that were dropped, by reason and subscriber
+==================  ==========================================================================
+
+It is written before anything is deleted, so that no number can come back. A ledger that cannot be
+read is set aside and its numbers are taken from the files that are left.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from quiver.checksum import crc32
+from quiver.disk import BytesLike, Disk, publish
+from quiver.errors import ChecksumMismatch, FormatError, LimitExceeded
+
+FILE_NAME: Final = "quiver.ledger"
+MAX_SIZE: Final = 1024 * 1024
+_VERSION = 1
+
+
+@dataclass(slots=True)
+class Ledger:
+    """The facts, and whether they differ from the file."""
+
+    store_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    next_segment: int = 0
+    next_sequence: int = 0
+    losses: Counter[str] = field(default_factory=Counter)
+    dirty: bool = True
+
+    def lost(self, counts: dict[str, int]) -> None:
+        """Add to the losses."""
+        self.losses.update({name: count for name, count in counts.items() if count})
+        self.dirty = True
+
+
+def encode_ledger(ledger: Ledger) -> bytes:
+    """The bytes of the file."""
+    facts = {
+        "version": _VERSION,
+        "store_id": ledger.store_id,
+        "next_segment": ledger.next_segment,
+        "next_sequence": ledger.next_sequence,
+        "losses": dict(sorted(ledger.losses.items())),
+    }
+    body = json.dumps(facts, separators=(",", ":")).encode() + b"\n"
+    return body + f"{crc32(body):08x}\n".encode()
+
+
+def decode_ledger(data: BytesLike, *, source: str) -> Ledger:
+    """Read a ledger."""
+    raw = bytes(data)
+    body, newline, stored = raw.removesuffix(b"\n").rpartition(b"\n")
+    body += newline
+    if stored != f"{crc32(body):08x}".encode():
+        raise ChecksumMismatch(
+            source,
+            len(body),
+            stored=int(stored, 16) if _is_hex(stored) else 0,
+            computed=crc32(body),
+            what="the ledger",
+        )
+    try:
+        return _ledger_of(json.loads(body))
+    except (ValueError, KeyError, TypeError) as error:
+        raise FormatError(source, 0, f"the ledger is not what it should be: {error!r}") from error
+
+
+def _is_hex(text: bytes) -> bool:
+    return re.fullmatch(rb"[0-9a-f]{8}", text) is not None
+
+
+def _ledger_of(facts: dict[str, Any]) -> Ledger:
+    if facts["version"] != _VERSION:
+        raise ValueError(f"version {facts['version']}")
+    losses = Counter({str(name): int(count) for name, count in facts["losses"].items()})
+    return Ledger(
+        uuid.UUID(hex=facts["store_id"]).hex,
+        int(facts["next_segment"]),
+        int(facts["next_sequence"]),
+        losses,
+        dirty=False,
+    )
+
+
+def load_ledger(disk: Disk, root: Path) -> Ledger | None:
+    """The ledger of a store; None when it has none yet."""
+    path = root / FILE_NAME
+    if not disk.exists(path):
+        return None
+    size = disk.size(path)
+    if size > MAX_SIZE:
+        raise LimitExceeded(str(path), 0, f"{size} bytes; at most {MAX_SIZE} are read")
+    return decode_ledger(disk.read(path), source=str(path))
+
+
+def store_ledger(disk: Disk, root: Path, ledger: Ledger) -> None:
+    """Put the ledger in place, durably, if it changed."""
+    if ledger.dirty:
+        publish(disk, root / FILE_NAME, [encode_ledger(ledger)])
+        ledger.dirty = False

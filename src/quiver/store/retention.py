@@ -1,0 +1,168 @@
+"""What is deleted, when, and what gives way when there is no room.
+
+Where rules meet, the first of these that applies decides:
+
+1. **Resolved by everybody**: the segment is deleted, whatever its age; up to ``headroom`` bytes of
+   such segments are kept. In any order: one slow bundle does not hold what is behind it.
+2. **Too old** (``max_age``): the segment is deleted although somebody still needs it; what they had
+   not resolved is counted as expired. Age is that of its newest bundle, since ingestion.
+3. **No room** (``size_cap``, ``min_free_space``) with ``drop_oldest``: the oldest segment that
+   nobody is working on is dropped, one after the other until there is room; counted as dropped.
+4. **No room** with ``backpressure``: new bundles are refused until 1 or 2 made room.
+
+Before a file goes, what was resolved for it is durable in the progress files, and its number is in
+the ledger. Whatever is dropped is counted before it is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from quiver.config import RetentionConfig, SizeCapPolicy
+from quiver.disk import Disk
+from quiver.errors import FormatError, SegmentNotFound, StorageAtCapacity
+from quiver.metrics import Metrics
+from quiver.store.intake import Intake
+from quiver.store.ledger import Ledger, store_ledger
+from quiver.store.segments import SegmentSet
+from quiver.subscriber.registry import Registry
+
+MAX_DELETES_PER_STEP = 64
+NANOSECONDS = 1_000_000_000
+
+
+@dataclass(slots=True)
+class Retention:
+    """The deleting half of a store. Belongs to the thread that maintains; ``gate`` to any."""
+
+    disk: Disk
+    root: Path
+    config: RetentionConfig
+    intake: Intake
+    segments: SegmentSet
+    registry: Registry
+    ledger: Ledger
+    metrics: Metrics
+    _disk_is_full: bool = False
+
+    def used(self) -> int:
+        """Bytes of log and segments, and of what will be a segment soon."""
+        intake = self.intake
+        return intake.wal.size + self.segments.size + intake.open_bytes + intake.frozen_bytes
+
+    def gate(self, size: int) -> None:
+        """Refuse a bundle that there is no room for. Nothing is looked up on the disk here."""
+        cap = self.config.size_cap
+        if cap is not None and self.used() + size > cap:
+            self.metrics.count("quiver.ingest.throttle_total", reason="size_cap")
+            raise StorageAtCapacity(
+                f"{self.root}: {self.used()} bytes are stored and retention.size_cap is {cap}"
+            )
+        if self._disk_is_full:
+            self.metrics.count("quiver.ingest.throttle_total", reason="disk")
+            raise StorageAtCapacity(
+                f"{self.root}: less than retention.min_free_space "
+                f"({self.config.min_free_space} bytes) is free on the file system"
+            )
+
+    def run(self, time_ns: int) -> int:
+        """One bounded step of all rules; how many segments were deleted."""
+        self.registry.reload_external()
+        deleted = self._delete_resolved()
+        deleted += self._delete_expired(time_ns)
+        free = self.disk.free_space(self.root)
+        self._disk_is_full = free < self.config.min_free_space
+        self.metrics.set("quiver.disk.free_bytes", free)
+        if self.config.size_cap_policy is SizeCapPolicy.DROP_OLDEST:
+            deleted += self._drop_oldest()
+        self.metrics.set("quiver.store.bytes", self.used())
+        return deleted
+
+    def _delete_resolved(self) -> int:
+        numbers = self.registry.complete_segments()
+        kept = 0
+        while numbers and kept < self.config.headroom:
+            info = self.segments.info(numbers[-1])
+            kept += info.size if info else 0
+            if kept <= self.config.headroom:
+                numbers.pop()
+        return self._delete(numbers, "resolved")
+
+    def _delete_expired(self, time_ns: int) -> int:
+        if self.config.max_age is None:
+            return 0
+        horizon = time_ns - int(self.config.max_age * NANOSECONDS)
+        expired = []
+        for number in self.segments.numbers[:MAX_DELETES_PER_STEP]:
+            newest = self._newest_ns(number)
+            if newest is None or newest >= horizon:
+                break
+            expired.append(number)
+        return self._drop(expired, "expired")
+
+    def _newest_ns(self, number: int) -> int | None:
+        try:
+            manifest = self.segments.manifest(number)
+        except (FormatError, SegmentNotFound):
+            return None
+        return max((manifest.ingestion_time_ns(i) or 0 for i in range(len(manifest))), default=None)
+
+    def _drop_oldest(self) -> int:
+        dropped = 0
+        for number in self.segments.numbers[:MAX_DELETES_PER_STEP]:
+            if not self._is_over_cap():
+                break
+            if not self.registry.has_claims(number):
+                dropped += self._drop([number], "dropped")
+        return dropped
+
+    def _is_over_cap(self) -> bool:
+        if self._disk_is_full:
+            self._disk_is_full = self.disk.free_space(self.root) < self.config.min_free_space
+        cap = self.config.size_cap
+        # One more segment has to fit, or the next bundle would be refused.
+        return self._disk_is_full or (cap is not None and self.used() >= cap)
+
+    def _drop(self, numbers: list[int], reason: str) -> int:
+        """Give up segments that somebody still needs: resolve, count, write down, delete."""
+        for number in numbers:
+            for subscriber, bundles in self.registry.drop_segment(number).items():
+                self.metrics.count(
+                    "quiver.subscriber.dropped_bundles_total", bundles, subscriber=subscriber
+                )
+                self.ledger.lost({f"{reason}.bundles.{subscriber}": bundles})
+            info = self.segments.info(number)
+            self.ledger.lost(
+                {
+                    f"{reason}.segments": 1,
+                    f"{reason}.bundles": info.bundle_count if info else 0,
+                    f"{reason}.items": self._items(number),
+                    f"{reason}.bytes": info.size if info else 0,
+                }
+            )
+            self.metrics.count("quiver.segment.dropped_total", reason=reason)
+        return self._delete(numbers, reason)
+
+    def _items(self, number: int) -> int:
+        try:
+            manifest = self.segments.manifest(number)
+        except (FormatError, SegmentNotFound):
+            return 0
+        return sum(manifest.item_count(i) or 0 for i in range(len(manifest)))
+
+    def _delete(self, numbers: Iterable[int], reason: str) -> int:
+        chosen = list(numbers)[:MAX_DELETES_PER_STEP]
+        if not chosen:
+            return 0
+        self.registry.flush()
+        self.ledger.next_segment = max(self.ledger.next_segment, self.intake.next_segment)
+        self.ledger.next_sequence = max(self.ledger.next_sequence, self.intake.wal.next_sequence)
+        self.ledger.dirty = True
+        store_ledger(self.disk, self.root, self.ledger)
+        freed = self.segments.delete(chosen)
+        self.registry.forget_segments(chosen)
+        self.metrics.count("quiver.gc.evictions_total", len(chosen), reason=reason)
+        self.metrics.count("quiver.gc.evicted_bytes_total", freed, reason=reason)
+        return len(chosen)

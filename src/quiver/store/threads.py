@@ -1,0 +1,321 @@
+"""The threads of a store: one commits, one keeps; and how they wake those who wait.
+
+The committer takes whatever waits when it comes by, writes it with one call and syncs it with one,
+and wakes the whole group together. While it syncs, the next group gathers: the slower the disk, the
+larger the groups. A lone bundle does not wait for others.
+
+The keeper finalises segments when they are due and maintains the store, so that no ingest ever
+waits for either. Errors of the disk are counted and tried again; they do not end the thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from quiver.config import Ack, StoreConfig
+from quiver.errors import QuiverError, StorageAtCapacity, StoreClosed
+from quiver.store.core import Clock, StoreCore
+from quiver.store.intake import Intent, Receipt
+
+MAX_GROUP_BYTES: Final = 16 * 1024 * 1024
+RELIEF_TIMEOUT: Final = 2.0
+
+
+class Ticket:
+    """A thread that waits for its receipt."""
+
+    __slots__ = ("_done", "_error", "_receipt")
+
+    def __init__(self) -> None:
+        self._done = threading.Lock()
+        self._done.acquire()
+        self._receipt: Receipt | None = None
+        self._error: Exception | None = None
+
+    def settle(self, receipt: Receipt | None, error: Exception | None) -> None:
+        """Give the receipt, or the reason why there is none."""
+        self._receipt = receipt
+        self._error = error
+        self._done.release()
+
+    def wait(self) -> Receipt:
+        """Block until settled."""
+        self._done.acquire()
+        if self._receipt is None:
+            raise self._error or StoreClosed("the store was closed")
+        return self._receipt
+
+
+@dataclass(frozen=True, slots=True)
+class AsyncTicket:
+    """A task that waits for its receipt."""
+
+    loop: asyncio.AbstractEventLoop
+    future: asyncio.Future[Receipt]
+
+
+AnyTicket: TypeAlias = Ticket | AsyncTicket
+_Outcome: TypeAlias = tuple[asyncio.Future[Receipt], Receipt | None, Exception | None]
+
+
+def _settle_futures(outcomes: list[_Outcome]) -> None:
+    for future, receipt, error in outcomes:
+        if future.done():
+            continue  # its task was cancelled; the bundle is stored all the same
+        if receipt is not None:
+            future.set_result(receipt)
+        else:
+            future.set_exception(error or StoreClosed("the store was closed"))
+
+
+class Wakeup:
+    """Wakes threads and tasks that wait for something to change."""
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition()
+        self._tasks: list[AsyncWaiter] = []
+        self.generation = 0
+        """Read it before looking; waiting returns at once when it has moved since."""
+
+    def notify(self) -> None:
+        """Something changed."""
+        with self._condition:
+            self.generation += 1
+            tasks, self._tasks = self._tasks, []
+            self._condition.notify_all()
+        for waiter in tasks:
+            waiter.wake()
+
+    def wait(self, seen: int, timeout: float | None) -> None:
+        """Block until something changed since ``seen``, or time is up."""
+        with self._condition:
+            self._condition.wait_for(lambda: self.generation != seen, timeout)
+
+    async def wait_async(self, seen: int, seconds: float | None) -> None:
+        """The same, for a task."""
+        waiter = AsyncWaiter(asyncio.get_running_loop())
+        with self._condition:
+            if self.generation != seen:
+                return
+            self._tasks.append(waiter)
+        try:
+            async with asyncio.timeout(seconds):
+                await waiter.future
+        except TimeoutError:
+            pass
+        finally:
+            with self._condition:
+                if waiter in self._tasks:
+                    self._tasks.remove(waiter)
+
+
+class AsyncWaiter:
+    """One task that waits."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self.future: asyncio.Future[None] = loop.create_future()
+
+    def wake(self) -> None:
+        """From any thread."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._set)
+
+    def _set(self) -> None:
+        if not self.future.done():
+            self.future.set_result(None)
+
+
+class Committer:
+    """The thread that commits."""
+
+    def __init__(
+        self, core: StoreCore, config: StoreConfig, clock: Clock, relieve: Callable[[], None]
+    ) -> None:
+        self._core = core
+        self._config = config
+        self._clock = clock
+        self._relieve = relieve
+        self._condition = threading.Condition()
+        self._waiting: list[tuple[Intent, AnyTicket]] = []
+        self._waiting_bytes = 0
+        self._closing = False
+        self._unsynced_since: float | None = None
+        self._thread = threading.Thread(target=self._run, name="quiver-committer", daemon=True)
+        self._thread.start()
+
+    def submit(self, intent: Intent, ticket: AnyTicket) -> None:
+        """Put a bundle in the queue; the ticket is settled later."""
+        with self._condition:
+            if self._closing:
+                raise StoreClosed("the store is closing and takes no more bundles")
+            limit = self._config.max_waiting_bytes
+            if self._waiting and self._waiting_bytes + intent.size > limit:
+                raise StorageAtCapacity(
+                    f"{self._waiting_bytes} bytes wait to be written and max_waiting_bytes is "
+                    f"{limit}: the disk is slower than those who send"
+                )
+            self._waiting.append((intent, ticket))
+            self._waiting_bytes += intent.size
+            self._condition.notify()
+
+    def close(self) -> None:
+        """Commit what waits, sync, and end."""
+        with self._condition:
+            self._closing = True
+            self._condition.notify()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            group, is_last = self._next_group()
+            if group:
+                self._commit(group)
+            self._sync_if_due(at_once=is_last)
+            if is_last and not group:
+                return
+
+    def _next_group(self) -> tuple[list[tuple[Intent, AnyTicket]], bool]:
+        with self._condition:
+            while not self._waiting and not self._closing:
+                if self._unsynced_since is not None:
+                    due = self._unsynced_since + self._config.wal.flush_interval
+                    if not self._condition.wait(max(0.0, due - self._clock.monotonic())):
+                        return [], False
+                else:
+                    self._condition.wait()
+            size = count = 0
+            for intent, _ in self._waiting:
+                size += intent.size
+                if count and size > MAX_GROUP_BYTES:
+                    size -= intent.size
+                    break
+                count += 1
+            group = self._waiting[:count]
+            del self._waiting[:count]
+            self._waiting_bytes -= size
+            return group, self._closing
+
+    def _commit(self, group: list[tuple[Intent, AnyTicket]]) -> None:
+        intents = [intent for intent, _ in group]
+        receipts: list[Receipt] | None = None
+        failure: Exception | None = None
+        try:
+            try:
+                receipts = self._core.commit(intents)
+            except StorageAtCapacity:
+                self._relieve()
+                receipts = self._core.commit(intents)
+        except Exception as error:  # noqa: BLE001 - whoever waits must hear of it, whatever it is
+            failure = error
+        if receipts is not None and self._config.ack is Ack.WRITTEN and not self._unsynced_since:
+            self._unsynced_since = self._clock.monotonic()
+        self._wake(group, receipts, failure)
+
+    def _wake(
+        self,
+        group: list[tuple[Intent, AnyTicket]],
+        receipts: list[Receipt] | None,
+        failure: Exception | None,
+    ) -> None:
+        by_loop: dict[asyncio.AbstractEventLoop, list[_Outcome]] = {}
+        for index, (_, ticket) in enumerate(group):
+            receipt = receipts[index] if receipts is not None else None
+            if isinstance(ticket, Ticket):
+                ticket.settle(receipt, failure)
+            else:
+                outcome = (ticket.future, receipt, failure)
+                by_loop.setdefault(ticket.loop, []).append(outcome)
+        for loop, outcomes in by_loop.items():
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(_settle_futures, outcomes)
+
+    def _sync_if_due(self, *, at_once: bool) -> None:
+        if self._unsynced_since is None:
+            return
+        due = self._unsynced_since + self._config.wal.flush_interval
+        if at_once or self._clock.monotonic() >= due:
+            self._unsynced_since = None
+            try:
+                self._core.intake.sync()
+            except (OSError, QuiverError):
+                self._core.metrics.count("quiver.wal.sync_failures_total")
+
+
+class Keeper:
+    """The thread that finalises and maintains."""
+
+    def __init__(self, core: StoreCore, config: StoreConfig, clock: Clock) -> None:
+        self._core = core
+        self._config = config
+        self._clock = clock
+        self._condition = threading.Condition()
+        self._asked = 0
+        self._done = 0
+        self._error: Exception | None = None
+        self._closing = False
+        self._next_maintenance = 0.0
+        self._thread = threading.Thread(target=self._run, name="quiver-keeper", daemon=True)
+        self._thread.start()
+
+    def nudge(self) -> None:
+        """Look again, the open segment may be due."""
+        with self._condition:
+            self._condition.notify_all()
+
+    def finalise_now(self, timeout: float | None = None) -> None:
+        """Finalise the open segment and maintain, and wait for it; raises what went wrong."""
+        with self._condition:
+            if self._closing:
+                raise StoreClosed("the store is closing")
+            self._asked += 1
+            mine = self._asked
+            self._condition.notify_all()
+            self._condition.wait_for(lambda: self._done >= mine or self._closing, timeout)
+            if self._error is not None and self._done >= mine:
+                raise self._error
+
+    def close(self) -> None:
+        """End the thread."""
+        with self._condition:
+            self._closing = True
+            self._condition.notify_all()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._condition:
+                if not self._closing and self._done >= self._asked:
+                    self._condition.wait(self._pause())
+                if self._closing:
+                    return
+                asked = self._asked
+                at_once = asked > self._done
+            error = self._work(at_once=at_once)
+            with self._condition:
+                self._done = asked
+                self._error = error
+                self._condition.notify_all()
+
+    def _pause(self) -> float:
+        if self._error is not None:
+            return self._config.maintain_interval
+        due = self._core.intake.due_in(self._clock.monotonic())
+        pause = self._next_maintenance - self._clock.monotonic()
+        return max(0.0, min(pause, self._config.maintain_interval if due is None else due))
+
+    def _work(self, *, at_once: bool) -> Exception | None:
+        try:
+            self._core.finalise_due(at_once=at_once)
+            if at_once or self._clock.monotonic() >= self._next_maintenance:
+                self._next_maintenance = self._clock.monotonic() + self._config.maintain_interval
+                self._core.maintain()
+        except (OSError, QuiverError) as error:
+            self._core.metrics.count("quiver.flush.failures_total")
+            self._next_maintenance = self._clock.monotonic() + self._config.maintain_interval
+            return error
+        return None

@@ -1,0 +1,331 @@
+"""All subscribers of a store: who they are, how far each is, which segments nobody needs any more.
+
+A subscriber is known by its progress file, which is written when it registers, so that from then on
+nothing it has not resolved is deleted, through any restart.
+
+===============  =================================================================================
+``LOADED``       has a file from an earlier run and has not registered in this one yet
+``REGISTERED``   registered, does not read yet
+``ACTIVE``       reads
+``ORPHAN``       was still ``LOADED`` when the store was activated; pins its data until it
+                 registers after all or is dropped
+``EXTERNAL``     lives in another process and writes its progress file itself
+===============  =================================================================================
+
+Safe to use from several threads. Waiting is not done here: ``on_change`` is called, outside the
+lock, whenever a bundle may have become available.
+"""
+
+from __future__ import annotations
+
+import enum
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from quiver.disk import Disk
+from quiver.errors import FormatError, SubscriberExists, SubscriberNotFound
+from quiver.subscriber.progress import (
+    FILE_PREFIX,
+    Progress,
+    check_subscriber_id,
+    load_progress,
+    progress_path,
+    store_progress,
+)
+from quiver.subscriber.state import BundleRef, Claim, SubscriberState
+
+CORRUPT_SUFFIX = ".corrupt"
+
+
+class Phase(enum.StrEnum):
+    """Where a subscriber is in its life."""
+
+    LOADED = "loaded"
+    REGISTERED = "registered"
+    ACTIVE = "active"
+    ORPHAN = "orphan"
+    EXTERNAL = "external"
+
+
+@dataclass(slots=True)
+class _Subscriber:
+    state: SubscriberState
+    phase: Phase
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriberInfo:
+    """What can be said of a subscriber from outside."""
+
+    subscriber_id: str
+    phase: Phase
+    pending: int
+    claimed: int
+    deferred: int
+    oldest: BundleRef | None
+
+
+class Registry:
+    """The subscribers of one store."""
+
+    def __init__(self, disk: Disk, root: Path, on_change: Callable[[], None]) -> None:
+        self._disk = disk
+        self._root = root
+        self._on_change = on_change
+        self._lock = threading.Lock()
+        self._subscribers: dict[str, _Subscriber] = {}
+        self._segments: dict[int, int] = {}
+        self.corrupt: list[str] = []
+        """Progress files that could not be read, each with the reason and where it was put."""
+
+    # --- a store opens ----------------------------------------------------------------------------
+
+    def load(self, segments: Mapping[int, int]) -> None:
+        """Find the progress files. ``segments``: number to bundle count of all that exist."""
+        self._segments = dict(segments)
+        for name in self._disk.list_directory(self._root):
+            if not name.startswith(FILE_PREFIX) or name.endswith((".tmp", CORRUPT_SUFFIX)):
+                continue
+            subscriber_id = name.removeprefix(FILE_PREFIX)
+            state = SubscriberState(self._read(self._root / name))
+            self._subscribers[subscriber_id] = _Subscriber(state, Phase.LOADED)
+            self._bring_up_to_date(state)
+
+    def _read(self, path: Path) -> Progress | None:
+        """A progress file; one that is damaged is set aside, and everything is delivered again."""
+        try:
+            return load_progress(self._disk, path)
+        except FormatError as error:
+            target = path.with_name(path.name + CORRUPT_SUFFIX)
+            self._disk.rename(path, target)
+            self._disk.sync_dir(path.parent)
+            self.corrupt.append(f"{error}; kept as {target}")
+            return None
+
+    def _bring_up_to_date(self, state: SubscriberState) -> None:
+        """Forget segments that are gone, add those that are new."""
+        for number in state.segments:
+            if number not in self._segments:
+                state.forget(number)
+        for number, bundle_count in self._segments.items():
+            state.add_segment(number, bundle_count)
+
+    @property
+    def highest_segment_named(self) -> int:
+        """The largest segment number that any progress file knows, -1 for none."""
+        named = [
+            number
+            for subscriber in self._subscribers.values()
+            for number in subscriber.state.segments
+        ]
+        floors = [subscriber.state.floor - 1 for subscriber in self._subscribers.values()]
+        return max([*named, *floors], default=-1)
+
+    # --- the life of a subscriber -----------------------------------------------------------------
+
+    def register(
+        self,
+        subscriber_id: str,
+        resolved_at_start: Iterable[tuple[int, int]],
+        floor: int,
+        *,
+        external: bool = False,
+    ) -> bool:
+        """Make a subscriber known, durably; whether it is new.
+
+        One that has a progress file goes on where it was. A new one starts at segment ``floor``,
+        without the bundles in ``resolved_at_start``.
+        """
+        check_subscriber_id(subscriber_id)
+        with self._lock:
+            known = self._subscribers.get(subscriber_id)
+            phase = Phase.EXTERNAL if external else Phase.REGISTERED
+            if known is not None:
+                if known.phase in {Phase.LOADED, Phase.ORPHAN}:
+                    known.phase = phase
+                elif external != (known.phase is Phase.EXTERNAL):
+                    raise SubscriberExists(
+                        f"subscriber {subscriber_id!r} is registered as "
+                        f"{'one of another process' if not external else 'one of this process'}"
+                    )
+                return False
+            state = SubscriberState()
+            state.start_at(floor)
+            self._bring_up_to_date(state)
+            state.resolve_many(BundleRef(*ref) for ref in resolved_at_start)
+            store_progress(
+                self._disk, progress_path(self._root, subscriber_id), state.to_progress()
+            )
+            state.dirty = False
+            self._subscribers[subscriber_id] = _Subscriber(state, phase)
+            return True
+
+    def activate(self, subscriber_id: str) -> None:
+        """From now on it may claim bundles."""
+        with self._lock:
+            self._known(subscriber_id, Phase.REGISTERED, Phase.ACTIVE).phase = Phase.ACTIVE
+        self._on_change()
+
+    def activate_all(self) -> list[str]:
+        """Activate all that registered; the orphans, who did not."""
+        with self._lock:
+            for subscriber in self._subscribers.values():
+                if subscriber.phase is Phase.REGISTERED:
+                    subscriber.phase = Phase.ACTIVE
+                elif subscriber.phase is Phase.LOADED:
+                    subscriber.phase = Phase.ORPHAN
+        self._on_change()
+        return self.orphans()
+
+    def deactivate(self, subscriber_id: str) -> None:
+        """It reads no more for now; what it has not resolved stays."""
+        with self._lock:
+            self._known(subscriber_id, Phase.ACTIVE, Phase.REGISTERED).phase = Phase.REGISTERED
+
+    def remove(self, subscriber_id: str) -> int:
+        """Forget a subscriber and its file, durably; how many bundles it had not resolved."""
+        with self._lock:
+            if subscriber_id not in self._subscribers:
+                raise SubscriberNotFound(f"there is no subscriber {subscriber_id!r}")
+            dropped = self._subscribers[subscriber_id].state.unresolved_count()
+            path = progress_path(self._root, subscriber_id)
+            if self._disk.exists(path):
+                self._disk.unlink(path)
+                self._disk.sync_dir(self._root)
+            del self._subscribers[subscriber_id]
+            return dropped
+
+    def orphans(self) -> list[str]:
+        """Subscribers with a file whom nobody registered."""
+        with self._lock:
+            return sorted(name for name, s in self._subscribers.items() if s.phase is Phase.ORPHAN)
+
+    def infos(self) -> list[SubscriberInfo]:
+        """All subscribers, by name."""
+        with self._lock:
+            return [
+                SubscriberInfo(
+                    name,
+                    subscriber.phase,
+                    subscriber.state.unresolved_count(),
+                    subscriber.state.claimed_count(),
+                    subscriber.state.deferred_count(),
+                    subscriber.state.oldest_unresolved(),
+                )
+                for name, subscriber in sorted(self._subscribers.items())
+            ]
+
+    # --- bundles ----------------------------------------------------------------------------------
+
+    def add_segment(self, number: int, bundle_count: int) -> None:
+        """A segment was finalised."""
+        with self._lock:
+            self._segments[number] = bundle_count
+            for subscriber in self._subscribers.values():
+                subscriber.state.add_segment(number, bundle_count)
+        self._on_change()
+
+    @contextmanager
+    def active(self, subscriber_id: str) -> Iterator[SubscriberState]:
+        """The state of an active subscriber, for as long as the ``with`` lasts."""
+        with self._lock:
+            yield self._known(subscriber_id, Phase.ACTIVE).state
+
+    def resolve(self, subscriber_id: str, claim: Claim) -> None:
+        """Done with a bundle."""
+        with self._lock:
+            self._state_of(subscriber_id).resolve(claim)
+
+    def release(self, subscriber_id: str, claim: Claim, *, until: float | None = None) -> None:
+        """Give a bundle back, now or for later."""
+        with self._lock:
+            state = self._state_of(subscriber_id)
+            if until is None:
+                state.release(claim)
+            else:
+                state.defer(claim, until)
+        self._on_change()
+
+    # --- progress and reclaiming ------------------------------------------------------------------
+
+    def flush(self) -> int:
+        """Write the progress of those who resolved something; how many files."""
+        written = 0
+        with self._lock:
+            for name, subscriber in self._subscribers.items():
+                if subscriber.state.dirty and subscriber.phase is not Phase.EXTERNAL:
+                    path = progress_path(self._root, name)
+                    store_progress(self._disk, path, subscriber.state.to_progress())
+                    subscriber.state.dirty = False
+                    written += 1
+        return written
+
+    def reload_external(self) -> None:
+        """Look at what subscribers in other processes have resolved meanwhile."""
+        with self._lock:
+            for name, subscriber in self._subscribers.items():
+                if subscriber.phase is not Phase.EXTERNAL:
+                    continue
+                path = progress_path(self._root, name)
+                progress = self._read(path) if self._disk.exists(path) else None
+                if progress is not None:
+                    state = SubscriberState(progress)
+                    self._bring_up_to_date(state)
+                    subscriber.state = state
+
+    def complete_segments(self) -> list[int]:
+        """Segments that every subscriber has resolved; none while there is no subscriber."""
+        with self._lock:
+            if not self._subscribers:
+                return []
+            return [
+                number
+                for number in sorted(self._segments)
+                if all(s.state.is_complete(number) for s in self._subscribers.values())
+            ]
+
+    def drop_segment(self, number: int) -> dict[str, int]:
+        """Resolve what is left of a segment for everybody; bundles by subscriber."""
+        with self._lock:
+            dropped = {
+                name: subscriber.state.drop(number)
+                for name, subscriber in self._subscribers.items()
+            }
+        return {name: count for name, count in dropped.items() if count}
+
+    def has_claims(self, number: int) -> bool:
+        """Whether somebody is working on a bundle of the segment."""
+        with self._lock:
+            return any(s.state.has_claims(number) for s in self._subscribers.values())
+
+    def forget_segments(self, numbers: Iterable[int]) -> None:
+        """Their files are gone."""
+        with self._lock:
+            for number in numbers:
+                self._segments.pop(number, None)
+                for subscriber in self._subscribers.values():
+                    subscriber.state.forget(number)
+
+    def raise_floors(self, oldest_existing: int) -> None:
+        """Say in the files that everything below is done."""
+        with self._lock:
+            for subscriber in self._subscribers.values():
+                subscriber.state.raise_floor(oldest_existing)
+
+    def _known(self, subscriber_id: str, *phases: Phase) -> _Subscriber:
+        subscriber = self._subscribers.get(subscriber_id)
+        if subscriber is None or subscriber.phase not in phases:
+            state = "not registered" if subscriber is None else subscriber.phase
+            raise SubscriberNotFound(
+                f"subscriber {subscriber_id!r} is {state}; register and activate it first"
+            )
+        return subscriber
+
+    def _state_of(self, subscriber_id: str) -> SubscriberState:
+        subscriber = self._subscribers.get(subscriber_id)
+        if subscriber is None:
+            raise SubscriberNotFound(f"there is no subscriber {subscriber_id!r}")
+        return subscriber.state

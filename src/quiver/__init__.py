@@ -42,6 +42,7 @@ from quiver.segment.reader import SegmentReader
 from quiver.segment.writer import OpenSegment, write_segment
 from quiver.store.core import Start
 from quiver.store.intake import Receipt
+from quiver.store.reader import Place, Snapshot, StoreReader
 from quiver.store.store import Choose, Store, Subscription
 from quiver.subscriber.handle import BundleHandle
 from quiver.subscriber.progress import Progress, SegmentProgress
@@ -68,6 +69,7 @@ __all__ = [
     "LimitExceeded",
     "OpenSegment",
     "Payload",
+    "Place",
     "Progress",
     "QuiverError",
     "RealDisk",
@@ -81,6 +83,7 @@ __all__ = [
     "Signal",
     "SizeCapPolicy",
     "Slot",
+    "Snapshot",
     "Start",
     "StorageAtCapacity",
     "Store",
@@ -88,6 +91,7 @@ __all__ = [
     "StoreConfig",
     "StoreError",
     "StoreLocked",
+    "StoreReader",
     "SubscriberError",
     "SubscriberExists",
     "SubscriberNotFound",

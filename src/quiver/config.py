@@ -120,6 +120,8 @@ class RetentionConfig:
     ``max_age``            none          seconds since ingestion after which data is dropped
     ``min_free_space``     64 MiB        free bytes of the file system below which ingest stops
     ``headroom``           0             bytes of finished segments kept on disk all the same
+    ``shared``             no            whether ``size_cap`` is for all ``core_*`` stores beside
+                                         this one together
     =====================  ============  =====================================================
     """
 
@@ -128,6 +130,7 @@ class RetentionConfig:
     max_age: float | None = None
     min_free_space: int = 64 * MIB
     headroom: int = 0
+    shared: bool = False
 
     def __post_init__(self) -> None:
         _check("retention.min_free_space", self.min_free_space, at_least=0)

@@ -22,10 +22,10 @@ from quiver.errors import FormatError, InvalidBundle, LimitExceeded
 from quiver.ipc_guard import (
     MAX_DICTIONARIES,
     RECORD_BATCH,
+    PlainShape,
     Refused,
     check_message,
     check_schema_message,
-    is_plain_batch,
     metadata_end,
     read_footer,
 )
@@ -158,6 +158,7 @@ def _naming(source: str, offset: int, what: str) -> Iterator[None]:
 class _KnownSchema(NamedTuple):
     schema: pa.Schema
     has_dictionaries: bool
+    shape: PlainShape
 
 
 _known_schemas: dict[bytes, _KnownSchema] = {}
@@ -176,15 +177,15 @@ def decode_stream(
 
 
 def _decode_stream(payload: pa.Buffer, validation: Validation) -> pa.RecordBatch:
-    view = memoryview(payload).cast("B")
+    view = memoryview(payload)
     schema_end = metadata_end(view, 0)
-    known = _known_schemas.get(bytes(view[:schema_end])) or _learn_schema(payload, schema_end)
+    known = _known_schemas.get(view[:schema_end].tobytes()) or _learn_schema(payload, schema_end)
     if known.has_dictionaries:
-        _check_messages(view, schema_end)
+        _check_messages(view.cast("B"), schema_end)
         batch = pa.ipc.open_stream(payload).read_next_batch()
     else:
-        if not is_plain_batch(view, schema_end):
-            _check_claims(check_message(view, schema_end).claimed, schema_end)
+        if not known.shape.fits(view, schema_end):
+            _check_claims(check_message(view.cast("B"), schema_end).claimed, schema_end)
         batch = pa.ipc.read_record_batch(payload.slice(schema_end), known.schema)
     _validate(batch, validation)
     return batch
@@ -198,7 +199,7 @@ def _learn_schema(payload: pa.Buffer, size: int) -> _KnownSchema:
         schema_id(schema)  # walks every name and type: bad UTF-8 and bottomless nesting end here
     except (*_ARROW_ERRORS, InvalidBundle) as error:
         raise Refused(0, f"the schema is not valid: {error}") from error
-    known = _KnownSchema(schema, has_dictionaries(schema))
+    known = _KnownSchema(schema, has_dictionaries(schema), PlainShape())
     if size <= _KNOWN_SCHEMA_SIZE:
         if len(_known_schemas) >= _KNOWN_SCHEMA_LIMIT:
             _known_schemas.clear()
@@ -272,6 +273,7 @@ class IpcFile:
         self._source = source
         self._offset = offset
         self._compression = compression
+        self._shape = PlainShape()
         self._view = memoryview(data).cast("B")
         with _naming(source, offset, "a stream"):
             footer = read_footer(self._view)
@@ -293,7 +295,7 @@ class IpcFile:
         """One batch; its buffers lie inside ``data`` unless they were compressed."""
         position = self._blocks[index].offset
         try:
-            if not is_plain_batch(self._view, position):
+            if not self._shape.fits(self._view, position):
                 self._check(position)
             batch: pa.RecordBatch = self._reader.get_batch(index)
             _validate(batch, validation)

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 MAX_BATCHES: Final = 10_000_000
 MAX_DICTIONARIES: Final = 10_000
@@ -101,32 +101,75 @@ def metadata_end(view: memoryview, start: int) -> int:
     return end
 
 
-def is_plain_batch(view: memoryview, start: int) -> bool:
-    """Whether the message is certainly a current one and not compressed.
+class PlainShape:
+    """Tells batches that are certainly current and not compressed from those to look at closely.
 
-    This runs for every batch read, so it follows references without checking them: when they
-    lead outside the metadata, Arrow's own verification refuses the message.
+    The messages of one schema by one writer differ in their numbers, not in how their tables refer
+    to each other. So the references of the first plain one are remembered, and a message that has
+    the same ones at the same places is plain too: one comparison instead of a walk.
     """
+
+    def __init__(self) -> None:
+        self._layout: struct.Struct | None = None
+        self._values: tuple[int, ...] = ()
+
+    def fits(self, view: memoryview, start: int) -> bool:
+        """Whether the message at ``start`` is plain.
+
+        References are not checked on the way: when they lead outside the metadata, Arrow's own
+        verification refuses the message.
+        """
+        try:
+            if self._layout and self._layout.unpack_from(view, start) == self._values:
+                return True
+            visited = _visit_plain(view, start)
+        except struct.error:
+            return False
+        if visited is None:
+            return False
+        self._remember(visited, start)
+        return True
+
+    def _remember(self, visited: list[_Visited], start: int) -> None:
+        layout = "<"
+        end = 0
+        visited = sorted(set(visited))
+        for position, code, _ in visited:
+            offset = position - start
+            if offset < end:
+                return  # values that overlap: a strange writer, whose messages are walked each time
+            layout += f"{offset - end}x{code}"
+            end = offset + struct.calcsize(f"<{code}")
+        self._layout = struct.Struct(layout)
+        self._values = tuple(value for _, _, value in visited)
+
+
+_Visited: TypeAlias = tuple[int, str, int]
+
+
+def _visit_plain(view: memoryview, start: int) -> list[_Visited] | None:
+    """Position, type and value of every number that shows the message to be plain; None if not."""
+    visited: list[_Visited] = []
+
+    def see(code: str, position: int) -> int:
+        value = int(struct.unpack_from(f"<{code}", view, position)[0])
+        visited.append((position, code, value))
+        return value
+
     base = start + _PREFIX.size
-    try:
-        if _U32.unpack_from(view, start)[0] != _CONTINUATION:
-            return False
-        message = base + _U32.unpack_from(view, base)[0]
-        vtable = message - _I32.unpack_from(view, message)[0]
-        version, _, header = _THREE_U16.unpack_from(view, vtable + _VERSION_ENTRY)
-        if not version or _I16.unpack_from(view, message + version)[0] != _VERSION_5:
-            return False
-        header += message
-        header += _U32.unpack_from(view, header)[0]
-        vtable = header - _I32.unpack_from(view, header)[0]
-        if _U16.unpack_from(view, vtable)[0] <= _COMPRESSION_ENTRY:
-            return True
-        return not _U16.unpack_from(view, vtable + _COMPRESSION_ENTRY)[0]
-    except struct.error:
-        return False
-
-
-_THREE_U16 = struct.Struct("<HHH")
+    if see("I", start) != _CONTINUATION:
+        return None
+    message = base + see("I", base)
+    vtable = message - see("i", message)
+    version = see("H", vtable + _VERSION_ENTRY)
+    if not version or see("h", message + version) != _VERSION_5:
+        return None
+    header = message + see("H", vtable + _HEADER_ENTRY)
+    header += see("I", header)
+    vtable = header - see("i", header)
+    if see("H", vtable) > _COMPRESSION_ENTRY and see("H", vtable + _COMPRESSION_ENTRY):
+        return None
+    return visited
 
 
 def check_message(view: memoryview, start: int) -> Message:

@@ -107,8 +107,13 @@ class OpenSegment:
         """Streams as they are now; unifying dictionaries may add some."""
         return len(self._accumulators)
 
-    def append(self, bundle: RecordBundle, sequence: int | None = None) -> int:
-        """Take a bundle and its number in the log; its index in the segment."""
+    def append(
+        self, bundle: RecordBundle, sequence: int | None = None, size: int | None = None
+    ) -> int:
+        """Take a bundle and its number in the log; its index in the segment.
+
+        ``size`` is about how many bytes it has, for those who know; it is counted otherwise.
+        """
         if len(self._bundles) >= MAX_BUNDLES_WRITTEN:
             raise InvalidBundle(
                 f"a segment takes {MAX_BUNDLES_WRITTEN} bundles and is full: finalise it"
@@ -119,7 +124,9 @@ class OpenSegment:
             batches = self._accumulators[accumulator].batches
             chunks.append(_Chunk(slot, accumulator, len(batches)))
             batches.append(payload.batch)
-            self.estimated_size += payload.batch.nbytes
+        if size is None:
+            size = sum(payload.batch.nbytes for payload in bundle.payloads.values())
+        self.estimated_size += size
         self._bundles.append(_Held(tuple(chunks), bundle, sequence))
         return len(self._bundles) - 1
 

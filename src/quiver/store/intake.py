@@ -92,7 +92,8 @@ class Intake:
             except FormatError as error:
                 self.poisoned_entries.append(str(error))
                 return
-            self._put([(bundle, replayed.entry.sequence, replayed.end_position)], now)
+            size = replayed.end_position - replayed.position
+            self._put([(bundle, replayed.entry.sequence, replayed.end_position, size)], now)
 
         self.wal = WalWriter.open(
             self._disk,
@@ -129,7 +130,7 @@ class Intake:
             return self._commit_to_memory(group, now)
         appended = self._append([intent.entry for intent in group if intent.entry is not None])
         placed = [
-            (intent.bundle, place.sequence, place.end_position)
+            (intent.bundle, place.sequence, place.end_position, intent.size)
             for intent, place in zip(group, appended, strict=True)
         ]
         self._put(placed, now)
@@ -148,16 +149,17 @@ class Intake:
 
     def _commit_to_memory(self, group: Sequence[Intent], now: float) -> list[Receipt]:
         first = self.wal.reserve_sequences(len(group))
-        placed = [(intent.bundle, first + i, None) for i, intent in enumerate(group)]
+        placed = [(intent.bundle, first + i, None, intent.size) for i, intent in enumerate(group)]
         self._put(placed, now)
-        return [Receipt(sequence, None) for _, sequence, _ in placed]
+        return [Receipt(first + i, None) for i in range(len(group))]
 
-    def _put(self, placed: Sequence[tuple[RecordBundle, int, int | None]], now: float) -> None:
+    def _put(self, placed: Sequence[tuple[RecordBundle, int, int | None, int]], now: float) -> None:
+        """Add bundles with their numbers, positions and sizes to the open segment."""
         with self._lock:
-            for bundle, sequence, end_position in placed:
+            for bundle, sequence, end_position, size in placed:
                 if self._open is None:
                     self._open = _Growing(now)
-                self._open.segment.append(bundle, sequence)
+                self._open.segment.append(bundle, sequence, size)
                 self._open.end_position = end_position
                 if self._open.segment.bundle_count >= self._config.segment.max_bundles:
                     self._freeze()

@@ -27,9 +27,11 @@ from quiver.metrics import Metrics
 from quiver.store.intake import Intake
 from quiver.store.ledger import Ledger, store_ledger
 from quiver.store.segments import SegmentSet
+from quiver.store.siblings import Siblings
 from quiver.subscriber.registry import Registry
 
 MAX_DELETES_PER_STEP = 64
+MAX_ROUNDS_WAITED = 20
 NANOSECONDS = 1_000_000_000
 
 
@@ -46,6 +48,13 @@ class Retention:
     ledger: Ledger
     metrics: Metrics
     _disk_is_full: bool = False
+    _siblings: Siblings | None = None
+    _used_by_others: int = 0
+    _rounds_waited: int = 0
+
+    def __post_init__(self) -> None:
+        if self.config.shared:
+            self._siblings = Siblings(self.disk, self.root)
 
     def used(self) -> int:
         """Bytes of log and segments, and of what will be a segment soon."""
@@ -55,10 +64,11 @@ class Retention:
     def gate(self, size: int) -> None:
         """Refuse a bundle that there is no room for. Nothing is looked up on the disk here."""
         cap = self.config.size_cap
-        if cap is not None and self.used() + size > cap:
+        stored = self.used() + self._used_by_others
+        if cap is not None and stored + size > cap:
             self.metrics.count("quiver.ingest.throttle_total", reason="size_cap")
             raise StorageAtCapacity(
-                f"{self.root}: {self.used()} bytes are stored and retention.size_cap is {cap}"
+                f"{self.root}: {stored} bytes are stored and retention.size_cap is {cap}"
             )
         if self._disk_is_full:
             self.metrics.count("quiver.ingest.throttle_total", reason="disk")
@@ -70,6 +80,8 @@ class Retention:
     def run(self, time_ns: int) -> int:
         """One bounded step of all rules; how many segments were deleted."""
         self.registry.reload_external()
+        if self._siblings is not None:
+            self._used_by_others = self._siblings.used()
         deleted = self._delete_resolved()
         deleted += self._delete_expired(time_ns)
         free = self.disk.free_space(self.root)
@@ -77,7 +89,7 @@ class Retention:
         self.metrics.set("quiver.disk.free_bytes", free)
         if self.config.size_cap_policy is SizeCapPolicy.DROP_OLDEST:
             deleted += self._drop_oldest()
-        self.metrics.set("quiver.store.bytes", self.used())
+        self.metrics.set("quiver.core.bytes", self.used(), core_id=self.root.name)
         return deleted
 
     def _delete_resolved(self) -> int:
@@ -113,17 +125,30 @@ class Retention:
         dropped = 0
         for number in self.segments.numbers[:MAX_DELETES_PER_STEP]:
             if not self._is_over_cap():
+                self._rounds_waited = 0
+                break
+            if self._another_should_go_first(number):
                 break
             if not self.registry.has_claims(number):
                 dropped += self._drop([number], "dropped")
         return dropped
+
+    def _another_should_go_first(self, number: int) -> bool:
+        """Whether a sibling holds something older, and may still be expected to drop it."""
+        if self._siblings is None or self._rounds_waited >= MAX_ROUNDS_WAITED:
+            return False
+        theirs, mine = self._siblings.oldest_ns(), self._newest_ns(number)
+        if theirs is None or mine is None or mine <= theirs:
+            return False
+        self._rounds_waited += 1
+        return True
 
     def _is_over_cap(self) -> bool:
         if self._disk_is_full:
             self._disk_is_full = self.disk.free_space(self.root) < self.config.min_free_space
         cap = self.config.size_cap
         # One more segment has to fit, or the next bundle would be refused.
-        return self._disk_is_full or (cap is not None and self.used() >= cap)
+        return self._disk_is_full or (cap is not None and self.used() + self._used_by_others >= cap)
 
     def _drop(self, numbers: list[int], reason: str) -> int:
         """Give up segments that somebody still needs: resolve, count, write down, delete."""

@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Final
 
 from quiver.disk import Disk, DiskFile
-from quiver.errors import FormatError
-from quiver.wal.header import WalHeader, decode_header, encode_header
+from quiver.errors import FormatError, Truncated
+from quiver.wal.header import HEADER_SIZE, WalHeader, decode_header, encode_header
 
 ACTIVE_NAME: Final = "quiver.wal"
 _ROTATED_NAME = re.compile(r"quiver\.wal\.([1-9][0-9]{0,18})")
-_LARGEST_HEADER = 2**16
 _LARGEST_POSITION = 2**62
 
 
@@ -80,13 +79,22 @@ def find_files(disk: Disk, directory: Path) -> list[WalFile]:
 def _look_at(disk: Disk, path: Path, rotation: int | None, expected: int) -> WalFile:
     size = disk.size(path)
     try:
-        header = decode_header(disk.read(path, 0, _LARGEST_HEADER), source=str(path))
+        header = _read_header(disk, path)
     except FormatError as error:
         return WalFile(path, rotation, WalHeader(expected), size, str(error))
     if header.wal_position_start > _LARGEST_POSITION:
         problem = f"no log is as long as its position {header.wal_position_start} says"
         return WalFile(path, rotation, WalHeader(expected, header.header_size), size, problem)
     return WalFile(path, rotation, header, size)
+
+
+def _read_header(disk: Disk, path: Path) -> WalHeader:
+    """Nearly all headers are of the usual size; only for others more is read."""
+    start = disk.read(path, 0, HEADER_SIZE)
+    try:
+        return decode_header(start, source=str(path))
+    except Truncated as error:
+        return decode_header(disk.read(path, 0, error.need), source=str(path))
 
 
 def start_file(disk: Disk, directory: Path, position: int) -> DiskFile:

@@ -23,7 +23,14 @@ from quiver.disk import Disk, publish
 from quiver.errors import FormatError
 from quiver.wal.cursor import load_cursor
 from quiver.wal.entry import BODY_HEAD_SIZE, FRAME_SIZE, LENGTH, MAX_ENTRY_SIZE
-from quiver.wal.files import WalFile, find_files, next_rotation, retire_file, start_file
+from quiver.wal.files import (
+    ACTIVE_NAME,
+    WalFile,
+    find_files,
+    next_rotation,
+    retire_file,
+    start_file,
+)
 from quiver.wal.replay import DamagedRange, Replayed, ReplayedEntry, replay
 from quiver.wal.scan import Found, scan
 
@@ -97,7 +104,8 @@ def recover(
     disk: Disk, directory: Path, config: WalConfig, on_entry: OnEntry | None = None
 ) -> Recovery:
     """Bring the directory into a state that a writer can append to, and tell what was there."""
-    disk.make_directory(directory)
+    if not disk.exists(directory / ACTIVE_NAME):  # where it is, the directory was synced before
+        disk.make_directory(directory)
     recovery = Recovery()
     _read_cursor(disk, directory, recovery)
     files = find_files(disk, directory)
@@ -127,7 +135,8 @@ def _take_in(
     """Hand out the entries, set damage aside; the torn tail, if there is one."""
     for item in items:
         if isinstance(item, ReplayedEntry):
-            recovery.next_sequence = max(recovery.next_sequence, item.entry.sequence + 1)
+            if item.entry.sequence >= recovery.next_sequence:
+                recovery.next_sequence = item.entry.sequence + 1
             recovery.replayed_entries += 1
             recovery.replayed_bytes += item.end_position - item.position
             if on_entry is not None:

@@ -6,7 +6,8 @@ came by; the entry being written at that moment looks like a torn tail and is th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
@@ -64,41 +65,36 @@ def replay(
         if file.end <= from_position or file.size <= file.header.header_size:
             continue
         data = disk.read(file.path) if copy else disk.map(file.path)
+        shift = file.position_of(0)
         for item in _scan_from(data, file, from_position, last_sequence):
             if isinstance(item, Found):
-                last_sequence = item.entry.sequence
-                yield ReplayedEntry(
-                    file.position_of(item.offset), file.position_of(item.end), item.entry
-                )
+                offset, end, entry, _ = item
+                last_sequence = entry.sequence
+                yield ReplayedEntry(shift + offset, shift + end, entry)
             elif isinstance(item, Damaged):
                 yield DamagedRange(
                     file.path,
                     item.offset,
                     data.slice(item.offset, item.end - item.offset),
-                    file.position_of(item.offset),
+                    shift + item.offset,
                     item.reason,
                     item.torn and file.rotation is None and file.problem is None,
                 )
             else:
-                yield SkippedEntry(
-                    file.position_of(item.offset), file.position_of(item.end), item.entry_type
-                )
+                yield SkippedEntry(shift + item.offset, shift + item.end, item.entry_type)
 
 
 def _scan_from(
     data: pa.Buffer, file: WalFile, from_position: int, last_sequence: int | None
-) -> Iterator[Scanned]:
+) -> Iterable[Scanned]:
     """Scan from a position; from the start of the file when no entry begins there."""
     first = file.header.header_size
     start = max(first, file.offset_of(from_position))
     items = scan(data, start, source=str(file.path), after_sequence=last_sequence)
     head = next(items, None)
     if head is None:
-        return
+        return ()
     if start > first and isinstance(head, Damaged):
-        for item in scan(data, first, source=str(file.path), after_sequence=last_sequence):
-            if item.end > start:
-                yield item
-        return
-    yield head
-    yield from items
+        whole = scan(data, first, source=str(file.path), after_sequence=last_sequence)
+        return (item for item in whole if item.end > start)
+    return chain((head,), items)

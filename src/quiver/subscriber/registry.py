@@ -75,7 +75,8 @@ class Registry:
         self._disk = disk
         self._root = root
         self._on_change = on_change
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # held for as long as it takes to look something up
+        self._files = threading.Lock()  # held while progress files are written or removed
         self._subscribers: dict[str, _Subscriber] = {}
         self._segments: dict[int, int] = {}
         self.corrupt: list[str] = []
@@ -140,7 +141,7 @@ class Registry:
         without the bundles in ``resolved_at_start``.
         """
         check_subscriber_id(subscriber_id)
-        with self._lock:
+        with self._files, self._lock:
             known = self._subscribers.get(subscriber_id)
             phase = Phase.EXTERNAL if external else Phase.REGISTERED
             if known is not None:
@@ -187,7 +188,7 @@ class Registry:
 
     def remove(self, subscriber_id: str) -> int:
         """Forget a subscriber and its file, durably; how many bundles it had not resolved."""
-        with self._lock:
+        with self._files, self._lock:
             if subscriber_id not in self._subscribers:
                 raise SubscriberNotFound(f"there is no subscriber {subscriber_id!r}")
             dropped = self._subscribers[subscriber_id].state.unresolved_count()
@@ -253,28 +254,37 @@ class Registry:
 
     def flush(self) -> int:
         """Write the progress of those who resolved something; how many files."""
-        written = 0
-        with self._lock:
-            for name, subscriber in self._subscribers.items():
-                if subscriber.state.dirty and subscriber.phase is not Phase.EXTERNAL:
-                    path = progress_path(self._root, name)
-                    store_progress(self._disk, path, subscriber.state.to_progress())
-                    subscriber.state.dirty = False
-                    written += 1
-        return written
+        with self._files:
+            with self._lock:
+                changed = [
+                    (name, subscriber.state, subscriber.state.to_progress())
+                    for name, subscriber in self._subscribers.items()
+                    if subscriber.state.dirty and subscriber.phase is not Phase.EXTERNAL
+                ]
+                for _, state, _ in changed:
+                    state.dirty = False
+            for index, (name, _, progress) in enumerate(changed):
+                try:
+                    store_progress(self._disk, progress_path(self._root, name), progress)
+                except OSError:
+                    for _, state, _ in changed[index:]:
+                        state.dirty = True
+                    raise
+        return len(changed)
 
     def reload_external(self) -> None:
         """Look at what subscribers in other processes have resolved meanwhile."""
-        with self._lock:
-            for name, subscriber in self._subscribers.items():
+        with self._files:
+            for name, subscriber in list(self._subscribers.items()):
                 if subscriber.phase is not Phase.EXTERNAL:
                     continue
                 path = progress_path(self._root, name)
                 progress = self._read(path) if self._disk.exists(path) else None
                 if progress is not None:
                     state = SubscriberState(progress)
-                    self._bring_up_to_date(state)
-                    subscriber.state = state
+                    with self._lock:
+                        self._bring_up_to_date(state)
+                        subscriber.state = state
 
     def complete_segments(self) -> list[int]:
         """Segments that every subscriber has resolved; none while there is no subscriber."""

@@ -160,7 +160,8 @@ class Intake:
                 if self._open is None:
                     self._open = _Growing(now)
                 self._open.segment.append(bundle, sequence, size)
-                self._open.end_position = end_position
+                if end_position is not None:
+                    self._open.end_position = end_position
                 if self._open.segment.bundle_count >= self._config.segment.max_bundles:
                     self._freeze()
 

@@ -52,6 +52,7 @@ class SegmentSet:
         self._directory = directory
         self._lock = threading.Lock()
         self._infos: dict[int, SegmentInfo] = {}
+        self._size = 0
         self._readers: OrderedDict[int, SegmentReader] = OrderedDict()
         self.corrupt: list[CorruptSegment] = []
         self.highest_seen = -1
@@ -81,7 +82,9 @@ class SegmentSet:
         reader = SegmentReader.open(self._disk, path)
         info = SegmentInfo(number, path, reader.size, reader.bundle_count)
         with self._lock:
+            self._forget(number)
             self._infos[number] = info
+            self._size += info.size
             self.highest_seen = max(self.highest_seen, number)
             self._keep(number, reader)
         return info
@@ -99,8 +102,7 @@ class SegmentSet:
     @property
     def size(self) -> int:
         """Bytes of all segments."""
-        with self._lock:
-            return sum(info.size for info in self._infos.values())
+        return self._size
 
     def info(self, number: int) -> SegmentInfo | None:
         """What is known of a segment; None when it is gone."""
@@ -147,8 +149,7 @@ class SegmentSet:
             self._disk.unlink(info.path)
             freed += info.size
             with self._lock:
-                self._infos.pop(number, None)
-                self._readers.pop(number, None)
+                self._forget(number)
         if freed:
             self._disk.sync_dir(self._directory)
         return freed
@@ -156,8 +157,7 @@ class SegmentSet:
     def set_aside(self, number: int, reason: str) -> None:
         """Take a damaged segment out of service and keep its bytes."""
         with self._lock:
-            info = self._infos.pop(number, None)
-            self._readers.pop(number, None)
+            info = self._forget(number)
         if info is not None:
             self._set_aside(number, info.path, reason)
 
@@ -167,6 +167,13 @@ class SegmentSet:
         self._disk.rename(path, target)
         self._disk.sync_dir(self._directory)
         self.corrupt.append(CorruptSegment(number, target, size, reason))
+
+    def _forget(self, number: int) -> SegmentInfo | None:
+        info = self._infos.pop(number, None)
+        self._readers.pop(number, None)
+        if info is not None:
+            self._size -= info.size
+        return info
 
     def _keep(self, number: int, reader: SegmentReader) -> None:
         self._readers[number] = reader

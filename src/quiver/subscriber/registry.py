@@ -29,6 +29,7 @@ from quiver.disk import Disk
 from quiver.errors import FormatError, SubscriberExists, SubscriberNotFound
 from quiver.subscriber.progress import (
     FILE_PREFIX,
+    MAX_FILE_SIZE,
     Progress,
     check_subscriber_id,
     load_progress,
@@ -79,6 +80,8 @@ class Registry:
         self._files = threading.Lock()  # held while progress files are written or removed
         self._subscribers: dict[str, _Subscriber] = {}
         self._segments: dict[int, int] = {}
+        self._external: dict[str, bytes] = {}
+        self._look_for_complete = True
         self.corrupt: list[str] = []
         """Progress files that could not be read, each with the reason and where it was put."""
 
@@ -197,6 +200,7 @@ class Registry:
                 self._disk.unlink(path)
                 self._disk.sync_dir(self._root)
             del self._subscribers[subscriber_id]
+            self._look_for_complete = True
             return dropped
 
     def orphans(self) -> list[str]:
@@ -225,6 +229,7 @@ class Registry:
         """A segment was finalised."""
         with self._lock:
             self._segments[number] = bundle_count
+            self._look_for_complete = True  # a subscriber that starts later has nothing to do in it
             for subscriber in self._subscribers.values():
                 subscriber.state.add_segment(number, bundle_count)
         self._on_change()
@@ -239,6 +244,7 @@ class Registry:
         """Done with a bundle."""
         with self._lock:
             self._state_of(subscriber_id).resolve(claim)
+            self._look_for_complete = True
 
     def release(self, subscriber_id: str, claim: Claim, *, until: float | None = None) -> None:
         """Give a bundle back, now or for later."""
@@ -279,27 +285,37 @@ class Registry:
                 if subscriber.phase is not Phase.EXTERNAL:
                     continue
                 path = progress_path(self._root, name)
-                progress = self._read(path) if self._disk.exists(path) else None
+                if not self._disk.exists(path):
+                    continue
+                data = self._disk.read(path, 0, MAX_FILE_SIZE).to_pybytes()
+                if data == self._external.get(name):
+                    continue
+                progress = self._read(path)
                 if progress is not None:
+                    self._external[name] = data
                     state = SubscriberState(progress)
                     with self._lock:
                         self._bring_up_to_date(state)
                         subscriber.state = state
+                        self._look_for_complete = True
 
     def complete_segments(self) -> list[int]:
         """Segments that every subscriber has resolved; none while there is no subscriber."""
         with self._lock:
-            if not self._subscribers:
+            if not self._subscribers or not self._look_for_complete:
                 return []
-            return [
+            complete = [
                 number
                 for number in sorted(self._segments)
                 if all(s.state.is_complete(number) for s in self._subscribers.values())
             ]
+            self._look_for_complete = bool(complete)
+            return complete
 
     def drop_segment(self, number: int) -> dict[str, int]:
         """Resolve what is left of a segment for everybody; bundles by subscriber."""
         with self._lock:
+            self._look_for_complete = True
             dropped = {
                 name: subscriber.state.drop(number)
                 for name, subscriber in self._subscribers.items()

@@ -149,7 +149,7 @@ def test_not_a_stream_at_all() -> None:
     with pytest.raises(FormatError, match="there is no Arrow message here"):
         decoded(bytes(100))
     with pytest.raises(FormatError, match="only 8 are left"):
-        decoded(b"\xff\xff\xff\xff\xff\xff\xff\x7f")
+        decoded(b"\xff\xff\xff\xff\x00\x00\x10\x00")
 
 
 def test_a_name_that_is_not_utf8_is_refused() -> None:

@@ -21,9 +21,12 @@ from quiver.disk import BytesLike
 from quiver.errors import FormatError, InvalidBundle, LimitExceeded
 from quiver.ipc_guard import (
     MAX_DICTIONARIES,
+    MAX_METADATA,
     RECORD_BATCH,
+    Block,
     PlainShape,
     Refused,
+    check_block,
     check_message,
     check_schema_message,
     metadata_end,
@@ -94,6 +97,10 @@ def encode_stream(batch: pa.RecordBatch) -> list[BytesLike]:
     if len(facts.dictionaries) > MAX_DICTIONARIES:
         raise InvalidBundle(
             f"the batch has {len(facts.dictionaries)} dictionaries, {MAX_DICTIONARIES} are possible"
+        )
+    if len(facts.message) > MAX_METADATA:
+        raise InvalidBundle(
+            f"the schema takes {len(facts.message)} bytes, {MAX_METADATA} are possible"
         )
     if facts.dictionaries:
         sink = pa.BufferOutputStream()
@@ -199,7 +206,7 @@ def _learn_schema(payload: pa.Buffer, size: int) -> _KnownSchema:
         schema_id(schema)  # walks every name and type: bad UTF-8 and bottomless nesting end here
     except (*_ARROW_ERRORS, InvalidBundle) as error:
         raise Refused(0, f"the schema is not valid: {error}") from error
-    known = _KnownSchema(schema, has_dictionaries(schema), PlainShape())
+    known = _KnownSchema(schema, any(True for _ in _dictionary_types(schema)), PlainShape())
     if size <= _KNOWN_SCHEMA_SIZE:
         if len(_known_schemas) >= _KNOWN_SCHEMA_LIMIT:
             _known_schemas.clear()
@@ -239,6 +246,16 @@ def _validate(batch: pa.RecordBatch, validation: Validation) -> None:
         batch.validate(full=True)
 
 
+_WITH_VALUES: Final = (
+    pa.ListArray,
+    pa.LargeListArray,
+    pa.ListViewArray,
+    pa.LargeListViewArray,
+    pa.FixedSizeListArray,
+    pa.RunEndEncodedArray,
+)
+
+
 def _check_views(array: pa.Array[Any]) -> None:
     """Many views may show the same bytes, and validation would look at them each time."""
     if isinstance(array, pa.StringViewArray | pa.BinaryViewArray):
@@ -251,7 +268,7 @@ def _check_views(array: pa.Array[Any]) -> None:
             )
     elif isinstance(array, pa.DictionaryArray):
         _check_views(array.dictionary)
-    elif isinstance(array, pa.RunEndEncodedArray | pa.ListArray | pa.LargeListArray):
+    elif isinstance(array, _WITH_VALUES):
         _check_views(array.values)
     elif isinstance(array, pa.StructArray | pa.UnionArray):
         for index in range(array.type.num_fields):
@@ -274,12 +291,13 @@ class IpcFile:
         self._offset = offset
         self._compression = compression
         self._shape = PlainShape()
+        self._metadata_length = -1
         self._view = memoryview(data).cast("B")
         with _naming(source, offset, "a stream"):
             footer = read_footer(self._view)
             self._claimed = 0
             for block in footer.dictionaries:
-                self._claimed += check_message(self._view, block.offset).claimed
+                self._claimed += check_block(self._view, block).claimed
                 _check_claims(self._claimed, block.offset)
             self._blocks = footer.batches
             self._reader = pa.ipc.open_file(data)
@@ -293,10 +311,12 @@ class IpcFile:
 
     def batch(self, index: int, validation: Validation) -> pa.RecordBatch:
         """One batch; its buffers lie inside ``data`` unless they were compressed."""
-        position = self._blocks[index].offset
+        block = self._blocks[index]
         try:
-            if not self._shape.fits(self._view, position):
-                self._check(position)
+            if block.metadata_length != self._metadata_length or not self._shape.fits(
+                self._view, block.offset
+            ):
+                self._check(block)
             batch: pa.RecordBatch = self._reader.get_batch(index)
             _validate(batch, validation)
         except (*_ARROW_ERRORS, InvalidBundle, Refused):
@@ -304,8 +324,14 @@ class IpcFile:
                 raise
         return batch
 
-    def _check(self, position: int) -> None:
-        claimed = check_message(self._view, position).claimed
+    def _check(self, block: Block) -> None:
+        claimed = check_block(self._view, block).claimed
         if claimed and not self._compression:
-            raise Refused(position, "it is compressed, which is not expected here")
-        _check_claims(self._claimed + claimed, position)
+            raise Refused(block.offset, "it is compressed, which is not expected here")
+        _check_claims(self._claimed + claimed, block.offset)
+        if not claimed:
+            # The shape includes the size that stands in the message, so it need not be compared
+            # again for those that have the same one in the footer.
+            self._shape = PlainShape()
+            self._shape.fits(self._view, block.offset)
+            self._metadata_length = block.metadata_length

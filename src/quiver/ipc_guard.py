@@ -10,13 +10,14 @@ Arrow verifies that the metadata of a message (a flatbuffer) is well formed. It 
 What is peeked at (slots of the tables in brackets):
 
 ==================  ===========================================================================
-Message             version [0], header type [1], header [2], body length [3]
+Message             version [0], header type [1], header [2], body length [3], metadata [4]
 RecordBatch         buffers [2]: vector of (offset i64, length i64); compression [3]
 DictionaryBatch     data [1]: a RecordBatch
 Schema              byte order [0], fields [1], metadata [2]
-Field               name [0], children [5], metadata [6]
+Field               name [0], kind and type [2, 3] for time zones, children [5], metadata [6]
 Footer (of a file)  schema [1]; dictionaries [2], record batches [3]: vectors of
-                    (offset i64, metadata length i32, 4 bytes unused, body length i64)
+                    (offset i64, metadata length i32, 4 bytes unused, body length i64);
+                    metadata [4]
 ==================  ===========================================================================
 
 Functions raise ``Refused``; whoever knows the name of the file turns it into an error.
@@ -30,6 +31,7 @@ from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 MAX_BATCHES: Final = 10_000_000
 MAX_DICTIONARIES: Final = 10_000
+MAX_METADATA: Final = 16 * 1024 * 1024
 DICTIONARY_BATCH: Final = 2
 RECORD_BATCH: Final = 3
 
@@ -49,6 +51,8 @@ _BUFFER = struct.Struct("<qq")
 _VERSION_ENTRY = 4
 _HEADER_ENTRY = 8
 _COMPRESSION_ENTRY = 10
+_CUSTOM_ENTRY = 12
+_TIMESTAMP = 10
 _SMALLEST_TABLE = 8
 
 _T = TypeVar("_T")
@@ -94,6 +98,10 @@ def metadata_end(view: memoryview, start: int) -> int:
     marker, length = _PREFIX.unpack_from(view, start)
     if marker != _CONTINUATION or length == 0:
         raise Refused(start, "there is no Arrow message here")
+    if length > MAX_METADATA:
+        raise Refused(
+            start, f"{length} bytes of metadata, {MAX_METADATA} are allowed", over_limit=True
+        )
     end: int = start + _PREFIX.size + length
     if end > len(view):
         left = len(view) - start
@@ -157,10 +165,12 @@ def _visit_plain(view: memoryview, start: int) -> list[_Visited] | None:
         return value
 
     base = start + _PREFIX.size
-    if see("I", start) != _CONTINUATION:
+    if see("I", start) != _CONTINUATION or see("I", start + 4) > MAX_METADATA:
         return None
     message = base + see("I", base)
     vtable = message - see("i", message)
+    if see("H", vtable) > _CUSTOM_ENTRY and see("H", vtable + _CUSTOM_ENTRY):
+        return None
     version = see("H", vtable + _VERSION_ENTRY)
     if not version or see("h", message + version) != _VERSION_5:
         return None
@@ -172,6 +182,13 @@ def _visit_plain(view: memoryview, start: int) -> list[_Visited] | None:
     return visited
 
 
+def check_block(view: memoryview, block: Block) -> Message:
+    """Look closely at a message of a file; Arrow takes its size from the footer."""
+    if metadata_end(view, block.offset) != block.offset + block.metadata_length:
+        raise Refused(block.offset, "a message and the footer disagree about its size")
+    return check_message(view, block.offset)
+
+
 def check_message(view: memoryview, start: int) -> Message:
     """Look closely at a message with data."""
     body = metadata_end(view, start)
@@ -181,6 +198,7 @@ def check_message(view: memoryview, start: int) -> Message:
 
 def _message(metadata: memoryview, body: int, view: memoryview) -> Message:
     message = _table(metadata, 0)
+    _Growth(metadata).metadata_of(message, 4)
     version = _find_field(metadata, message, 0)
     if not version or _I16.unpack_from(metadata, version)[0] != _VERSION_5:
         raise ValueError("it is not of metadata version 5")
@@ -221,7 +239,9 @@ def check_schema_message(view: memoryview) -> None:
         message = _table(metadata, 0)
         if metadata[_field(metadata, message, 1)] != _SCHEMA:
             raise ValueError("it is not a schema")
-        _check_schema(metadata, _table(metadata, _field(metadata, message, 2)))
+        growth = _Growth(metadata)
+        growth.metadata_of(message, 4)
+        growth.schema(_table(metadata, _field(metadata, message, 2)))
 
     _looking(0, look)
 
@@ -238,7 +258,9 @@ def read_footer(view: memoryview) -> Footer:
 
     def look() -> Footer:
         table = _table(footer, 0)
-        _check_schema(footer, _table(footer, _field(footer, table, 1)))
+        growth = _Growth(footer)
+        growth.metadata_of(table, 4)
+        growth.schema(_table(footer, _field(footer, table, 1)))
         return Footer(
             _blocks(footer, table, 2, MAX_DICTIONARIES, len(view)),
             _blocks(footer, table, 3, MAX_BATCHES, len(view)),
@@ -254,28 +276,27 @@ def _looking(offset: int, look: Callable[[], _T]) -> _T:
         raise Refused(offset, f"Arrow metadata is damaged: {error}") from error
 
 
-def _check_schema(data: memoryview, schema: int) -> None:
-    """Refuse byte orders that are not ours, and schemas that grow when they are copied."""
-    byte_order = _find_field(data, schema, 0)
-    if byte_order and _I16.unpack_from(data, byte_order)[0] != 0:
-        raise ValueError("the data is big-endian")
-    growth = _Growth(data)
-    growth.metadata_of(schema, 2)
-    growth.fields_of(schema, 1, depth=0)
-
-
 class _Growth:
-    """Adds up what a schema is when every reference to a string or table becomes a copy."""
+    """Adds up what metadata is when every reference to a string or table becomes a copy."""
 
     def __init__(self, data: memoryview) -> None:
         self._data = data
         self._left = len(data)
+
+    def schema(self, schema: int) -> None:
+        """Refuse byte orders that are not ours, and schemas that grow when they are copied."""
+        byte_order = _find_field(self._data, schema, 0)
+        if byte_order and _I16.unpack_from(self._data, byte_order)[0] != 0:
+            raise ValueError("the data is big-endian")
+        self.metadata_of(schema, 2)
+        self.fields_of(schema, 1, depth=0)
 
     def fields_of(self, table: int, slot: int, depth: int) -> None:
         if depth > _MAX_DEPTH:
             raise ValueError(f"types are nested more than {_MAX_DEPTH} deep")
         for field in self._tables(table, slot):
             self._string(field, 0)
+            self._time_zone(field)
             self.metadata_of(field, 6)
             self.fields_of(field, 5, depth + 1)
 
@@ -283,6 +304,12 @@ class _Growth:
         for pair in self._tables(table, slot):
             self._string(pair, 0)
             self._string(pair, 1)
+
+    def _time_zone(self, field: int) -> None:
+        kind = _find_field(self._data, field, 2)
+        data_type = _find_field(self._data, field, 3)
+        if kind and data_type and self._data[kind] == _TIMESTAMP:
+            self._string(_table(self._data, data_type), 1)
 
     def _tables(self, table: int, slot: int) -> list[int]:
         position = _find_field(self._data, table, slot)

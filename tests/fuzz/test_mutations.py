@@ -10,7 +10,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.fuzz.hostile import HOSTILE
@@ -67,27 +66,9 @@ def test_many_damaged_files(kind: str) -> None:
 # --- small inputs that ask for much ------------------------------------------------------------
 
 HARMLESS = {"null_rows"}
-NOT_YET = {
-    "a_message_inside_the_metadata_of_another": "lengths in a footer are not compared",
-    "one_time_zone_for_many_columns": "time zones are strings as well",
-    "one_text_for_much_metadata_of_a_schema": "metadata of messages is not looked at",
-    "one_text_for_much_metadata_of_a_batch": "metadata of messages is not looked at",
-    "one_text_for_much_metadata_of_a_file": "metadata of footers is not looked at",
-    "one_text_for_many_views_in_lists_of_one": "views in lists of fixed size are not looked at",
-    "one_text_for_many_views_in_a_view_of_lists": "views in list views are not looked at",
-}
 
 
-def hostile_inputs() -> list[Any]:
-    return [
-        pytest.param(name, marks=pytest.mark.xfail(reason=NOT_YET[name]))
-        if name in NOT_YET
-        else name
-        for name in HOSTILE
-    ]
-
-
-@pytest.mark.parametrize("name", hostile_inputs())
+@pytest.mark.parametrize("name", list(HOSTILE))
 def test_small_inputs_that_ask_for_much_are_refused(name: str) -> None:
     """Within a few seconds, and without the memory that they ask for."""
     result = run_child("hostile", name)

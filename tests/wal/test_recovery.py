@@ -111,7 +111,7 @@ def test_a_log_shorter_than_its_cursor_goes_on_behind_the_cursor() -> None:
     disk = log_of(2)
     store_cursor(disk, WAL, 5 * ENTRY_SIZE)
     writer, seen = opened(disk)
-    assert seen == []
+    assert values(seen) == [0, 1]  # in case it is the position that is wrong
     assert writer.append(prepared([5]))[0].position == 5 * ENTRY_SIZE
     writer.close()
     writer, seen = opened(disk)

@@ -79,8 +79,9 @@ def test_positions_go_on_over_rotated_files() -> None:
     assert values(seen) == list(range(7))
 
 
-@given(st.integers(0, 7), st.integers(0, 10))
-def test_replay_starts_at_any_entry_of_any_file(count: int, start: int) -> None:
+@given(st.integers(0, 7), st.data())
+def test_replay_starts_at_any_entry_of_any_file(count: int, data: st.DataObject) -> None:
+    start = data.draw(st.integers(0, count))
     disk = SimulatedDisk()
     writer, _ = opened(disk)
     append_one_by_one(writer, range(count))
@@ -91,12 +92,13 @@ def test_replay_starts_at_any_entry_of_any_file(count: int, start: int) -> None:
 
 
 @pytest.mark.parametrize("inside", [1, 30, ENTRY_SIZE - 1])
-def test_replay_from_inside_an_entry_gives_that_entry_too(inside: int) -> None:
+def test_replay_from_inside_an_entry_gives_the_whole_file(inside: int) -> None:
+    """No cursor points there, so a position must be wrong: better again than not at all."""
     disk = SimulatedDisk()
     writer, _ = opened(disk, WalConfig())
     append_one_by_one(writer, range(4))
     items = list(replay(disk, find_files(disk, WAL), 2 * ENTRY_SIZE + inside))
-    assert values(item for item in items if isinstance(item, ReplayedEntry)) == [2, 3]
+    assert values(item for item in items if isinstance(item, ReplayedEntry)) == [0, 1, 2, 3]
 
 
 def test_the_cursor_hides_what_is_done_and_deletes_whole_files() -> None:

@@ -88,7 +88,7 @@ class Intake:
                 self._note_position(replayed.end_position, now)
                 return
             try:
-                bundle = replayed.entry.bundle(Validation.FULL)
+                bundle = replayed.entry.bundle(Validation.LAYOUT)
             except FormatError as error:
                 self.poisoned_entries.append(str(error))
                 return

@@ -54,7 +54,7 @@ class Snapshot:
                 place = Place(number, entry.bundle_index, entry.sequence)
                 yield place, reader.bundle(entry.bundle_index)
         for logged in self.tail:
-            yield Place(None, None, logged.sequence), logged.bundle(Validation.FULL)
+            yield Place(None, None, logged.sequence), logged.bundle(Validation.LAYOUT)
 
     def __len__(self) -> int:
         return len(self.tail) + sum(reader.bundle_count for reader in self.segments.values())

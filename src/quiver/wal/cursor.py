@@ -24,6 +24,7 @@ from typing import Final
 from quiver.checksum import crc32
 from quiver.disk import BytesLike, Disk, publish
 from quiver.errors import ChecksumMismatch, FormatError, Truncated, UnsupportedVersion
+from quiver.wal.header import MAX_POSITION
 
 MAGIC: Final = b"QUIVER\0T"
 VERSION: Final = 1
@@ -60,6 +61,8 @@ def decode_cursor(data: BytesLike, *, source: str) -> int:
         raise ChecksumMismatch(
             source, size - _CRC.size, stored=stored, computed=computed, what="the cursor"
         )
+    if position > MAX_POSITION:
+        raise FormatError(source, 12, f"no log is as long as position {position} says")
     return int(position)
 
 

@@ -88,6 +88,7 @@ def prepare_entry(bundle: RecordBundle) -> PreparedEntry:
     bitmap = 0
     for slot, payload in bundle.payloads.items():
         try:
+            payload.batch.validate()
             stream = encode_stream(payload.batch)
         except pa.ArrowException as error:
             raise InvalidBundle(f"{slot_name(slot)} cannot be serialised: {error}") from error

@@ -13,11 +13,10 @@ from typing import Final
 
 from quiver.disk import Disk, DiskFile
 from quiver.errors import FormatError, Truncated
-from quiver.wal.header import HEADER_SIZE, WalHeader, decode_header, encode_header
+from quiver.wal.header import HEADER_SIZE, MAX_POSITION, WalHeader, decode_header, encode_header
 
 ACTIVE_NAME: Final = "quiver.wal"
 _ROTATED_NAME = re.compile(r"quiver\.wal\.([1-9][0-9]{0,18})")
-_LARGEST_POSITION = 2**62
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +81,7 @@ def _look_at(disk: Disk, path: Path, rotation: int | None, expected: int) -> Wal
         header = _read_header(disk, path)
     except FormatError as error:
         return WalFile(path, rotation, WalHeader(expected), size, str(error))
-    if header.wal_position_start > _LARGEST_POSITION:
+    if header.wal_position_start > MAX_POSITION:
         problem = f"no log is as long as its position {header.wal_position_start} says"
         return WalFile(path, rotation, WalHeader(expected, header.header_size), size, problem)
     return WalFile(path, rotation, header, size)

@@ -31,6 +31,8 @@ MAGIC: Final = b"QUIVER\0WAL"
 VERSION: Final = 1
 HEADER_SIZE: Final = 38
 SEGMENT_CFG_HASH: Final = b"QUIVER_SEGCFG\0\0\0"
+MAX_POSITION: Final = 2**62
+"""No log is as long as this: a larger position is damage."""
 
 _LAYOUT = struct.Struct("<10sHH16sQ")
 

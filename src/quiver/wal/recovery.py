@@ -112,10 +112,10 @@ def recover(
     recovery.header_problems = [f"{f.path}: {f.problem}" for f in files if f.problem]
     quarantine = Quarantine(disk, directory, config.max_quarantine)
     items = replay(disk, files, recovery.cursor)
-    torn = _take_in(items, recovery, quarantine, on_entry)
+    tail = _take_in(items, recovery, quarantine, on_entry)
     if recovery.replayed_entries == 0:
         recovery.next_sequence += _last_sequence(disk, files) + 1
-    _mend_active_file(disk, directory, files, torn, recovery.cursor)
+    _mend_active_file(disk, directory, files, tail, recovery.cursor)
     return recovery
 
 
@@ -132,8 +132,10 @@ def _take_in(
     quarantine: Quarantine,
     on_entry: OnEntry | None,
 ) -> DamagedRange | None:
-    """Hand out the entries, set damage aside; the torn tail, if there is one."""
+    """Hand out the entries, set damage aside; the last item, when it is damage."""
+    tail = None
     for item in items:
+        tail = item if isinstance(item, DamagedRange) else None
         if isinstance(item, ReplayedEntry):
             if item.entry.sequence >= recovery.next_sequence:
                 recovery.next_sequence = item.entry.sequence + 1
@@ -148,10 +150,9 @@ def _take_in(
             if item.torn:
                 recovery.cut_bytes = len(item.data)
                 recovery.next_sequence += frames  # these may have been acknowledged: not again
-                return item
         else:
             recovery.skipped_entries += 1
-    return None
+    return tail
 
 
 def _whole_frames(damage: DamagedRange) -> int:
@@ -183,17 +184,22 @@ def _last_sequence(disk: Disk, files: list[WalFile]) -> int:
 
 
 def _mend_active_file(
-    disk: Disk, directory: Path, files: list[WalFile], torn: DamagedRange | None, cursor: int
+    disk: Disk, directory: Path, files: list[WalFile], tail: DamagedRange | None, cursor: int
 ) -> None:
+    """Cut a torn tail off the active file; retire a file that nothing should be appended to."""
     active = files[-1] if files and files[-1].rotation is None else None
     end = files[-1].end if files else 0
-    if active is not None and torn is not None:
-        file = disk.open_append(active.path)
-        file.truncate(torn.offset)
-        file.sync()
-        file.close()
-        end = torn.position
-    if active is not None and (active.problem or end < cursor):
+    is_unfit = active is not None and bool(active.problem)
+    if active is not None and tail is not None and tail.path == active.path:
+        if tail.torn:
+            file = disk.open_append(active.path)
+            file.truncate(tail.offset)
+            file.sync()
+            file.close()
+            end = tail.position
+        else:
+            is_unfit = True  # the next scan might not find its way over that, either
+    if active is not None and (is_unfit or end < cursor):
         if active.size > active.header.header_size:
             retire_file(disk, directory, next_rotation(files))
         active = None

@@ -57,16 +57,19 @@ def replay(
 ) -> Iterator[Replayed]:
     """Everything that ends behind ``from_position``, in order. ``files``: see ``find_files``.
 
+    Where positions cannot be trusted it is more than that: entries may come that were read before.
+
     A reader beside a running writer takes a ``copy``: a writer that starts may cut a torn tail off
     the file, and what was cut from a mapping must not be touched.
     """
     last_sequence = None
     for file in files:
-        if file.end <= from_position or file.size <= file.header.header_size:
+        start = _first_needed(file, from_position, is_last=file is files[-1])
+        if start is None:
             continue
         data = disk.read(file.path) if copy else disk.map(file.path)
         shift = file.position_of(0)
-        for item in _scan_from(data, file, from_position, last_sequence):
+        for item in _scan_from(data, file, start, last_sequence):
             if isinstance(item, Found):
                 offset, end, entry, _ = item
                 last_sequence = entry.sequence
@@ -84,17 +87,31 @@ def replay(
                 yield SkippedEntry(shift + item.offset, shift + item.end, item.entry_type)
 
 
-def _scan_from(
-    data: pa.Buffer, file: WalFile, from_position: int, last_sequence: int | None
-) -> Iterable[Scanned]:
-    """Scan from a position; from the start of the file when no entry begins there."""
+def _first_needed(file: WalFile, from_position: int, *, is_last: bool) -> int | None:
+    """The offset to read a file from; None when all of it lies before the position.
+
+    Headers have no checksum. Where one is not believed, or the log seems to end before the
+    position, a file may hold entries behind it that only look old: it is read as a whole.
+    """
     first = file.header.header_size
-    start = max(first, file.offset_of(from_position))
+    if file.size <= first:
+        return None
+    if file.problem or (is_last and file.end < from_position):
+        return first
+    if file.end <= from_position:
+        return None
+    return max(first, file.offset_of(from_position))
+
+
+def _scan_from(
+    data: pa.Buffer, file: WalFile, start: int, last_sequence: int | None
+) -> Iterable[Scanned]:
+    """Scan from an offset; the whole file when no entry begins there, for the same reason."""
+    first = file.header.header_size
     items = scan(data, start, source=str(file.path), after_sequence=last_sequence)
     head = next(items, None)
     if head is None:
         return ()
     if start > first and isinstance(head, Damaged):
-        whole = scan(data, first, source=str(file.path), after_sequence=last_sequence)
-        return (item for item in whole if item.end > start)
+        return scan(data, first, source=str(file.path), after_sequence=last_sequence)
     return chain((head,), items)

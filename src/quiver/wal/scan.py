@@ -18,7 +18,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import suppress
-from itertools import takewhile
+from itertools import chain
 from typing import Final, NamedTuple, TypeAlias
 
 import pyarrow as pa
@@ -66,7 +66,10 @@ class Skipped(NamedTuple):
 
 
 class Damaged(NamedTuple):
-    """Bytes that are no entry. ``torn``: nothing good comes after them in this file."""
+    """Bytes that are no entry. ``torn``: nothing good comes after them in this file.
+
+    When the search for something good was given up, they are not called torn.
+    """
 
     offset: int
     end: int
@@ -94,6 +97,8 @@ class _Scanner:
         self._source = source
         self._last_sequence = last_sequence
         self._budget = RESYNC_BUDGET * len(self._view)
+        self._walked_to = -1
+        self._walked: dict[int, bool] = {}
 
     def items(self, offset: int) -> Iterator[Scanned]:
         end_of_file = len(self._view)
@@ -104,7 +109,8 @@ class _Scanner:
             except FormatError as error:
                 resumed = self._resync(offset)
                 reason = f"at byte {error.offset}: {error.reason}"
-                item = Damaged(offset, resumed or end_of_file, reason, resumed is None)
+                torn = resumed is None and self._budget >= 0
+                item = Damaged(offset, resumed or end_of_file, reason, torn)
             else:
                 if isinstance(item, Found):
                     self._last_sequence = item.entry.sequence
@@ -145,10 +151,10 @@ class _Scanner:
     def _first_good(self, candidates: Iterator[int]) -> int | None:
         last = self._last_sequence
         for offset in candidates:
+            self._budget -= _STEP_COST
             length = LENGTH.unpack_from(self._view, offset)[0]
-            if length > len(self._view) - offset - FRAME_SIZE:
-                continue
-            self._budget -= length
+            if length <= len(self._view) - offset - FRAME_SIZE:
+                self._budget -= length
             if self._budget < 0:
                 break
             try:
@@ -162,8 +168,7 @@ class _Scanner:
     def _by_length(self, start: int) -> Iterator[int]:
         """The places behind ``start`` where entries begin if only bodies were damaged."""
         offset = start
-        while offset + _LENGTH_SIZE <= len(self._view) and self._budget >= 0:
-            self._budget -= _STEP_COST
+        while offset + _LENGTH_SIZE <= len(self._view):
             if offset > start:
                 yield offset
             length = LENGTH.unpack_from(self._view, offset)[0]
@@ -180,7 +185,7 @@ class _Scanner:
         position = bad + 1 + _LENGTH_SIZE + _BODY_TO_MARKER
         end_of_search = len(self._view) if target is None else target
         while match := _ENTRY_SHAPE.search(self._data, position, end_of_search):
-            self._budget -= _STEP_COST
+            self._budget -= _STEP_COST  # also for those that are no candidates in the end
             if self._budget < 0:
                 return
             position = match.start() + 1
@@ -194,7 +199,17 @@ class _Scanner:
                     yield body - _LENGTH_SIZE
 
     def _leads_to(self, offset: int, target: int) -> bool:
-        if offset == target:
-            return True
-        hops = takewhile(lambda hop: hop <= target, self._by_length(offset))
-        return any(hop == target for hop in hops)
+        """Whether the lengths from ``offset`` on lead to ``target``; each place is walked once."""
+        if self._walked_to != target:
+            self._walked_to = target
+            self._walked = {target: True}
+        path = []
+        for hop in chain((offset,), self._by_length(offset)):
+            if hop > target or hop in self._walked:
+                break
+            path.append(hop)
+        else:
+            hop = -1
+        leads = self._walked.get(hop, False)
+        self._walked.update(dict.fromkeys(path, leads))
+        return leads

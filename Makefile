@@ -11,9 +11,11 @@ DOCS := $(VENV)/.docs-done
 PYTHON ?=
 # More arguments for pytest: make test PYTEST_ARGS="tests/wal -x"
 PYTEST_ARGS ?=
+# Disks that `make crash` looks at for each call; empty: as many as it thinks right.
+STATES ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test demo bench lint format docs explore java constraints clean
+.PHONY: help setup test demo bench lint format docs explore crash java constraints clean
 
 help: ## List the targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -45,6 +47,9 @@ docs: $(DOCS) ## Build the documentation into site/
 
 explore: $(SETUP) ## Run the long explorations; QUIVER_EXAMPLES=<n> sets how many examples each tries
 	@$(VENV)/bin/pytest -m slow --timeout=0 --hypothesis-profile=explore $(PYTEST_ARGS)
+
+crash: $(SETUP) ## Cut the power at every call of the store; STATES=<n> looks at n disks for each
+	@$(VENV)/bin/python tests/store/explorations.py $(STATES)
 
 java: ## Check for the Java that Spark needs; install it if this is Debian and you are root
 	@tools/ensure-java

@@ -28,7 +28,7 @@ import os
 import shutil
 import stat
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
@@ -312,13 +312,21 @@ def _named(error: OSError, path: Path) -> OSError:
 
 
 def publish(
-    disk: Disk, path: Path, buffers: Iterable[BytesLike], *, read_only: bool = False
+    disk: Disk,
+    path: Path,
+    buffers: Iterable[BytesLike],
+    *,
+    read_only: bool = False,
+    sync_every: int | None = None,
 ) -> int:
     """Put a whole file in place, durably, or leave the old one: the number of bytes written.
 
     Order: temporary name, write, mode, sync, rename, directory sync. A crash leaves at most
     ``<name>.tmp``, which nothing reads and the next call removes. When the last step fails the new
     file is there to see, and may still be gone after a power cut: only a return is a success.
+
+    ``sync_every``: sync after so many bytes already, so that a large file does not make those who
+    sync small ones wait for all of it.
     """
     temporary = path.with_name(path.name + ".tmp")
     if disk.exists(temporary):
@@ -326,8 +334,10 @@ def publish(
     file = disk.create(temporary)
     try:
         try:
-            for buffer in buffers:
-                file.append([buffer])
+            for piece in _pieces(buffers, sync_every):
+                file.append([piece])
+                if sync_every is not None and len(piece) == sync_every:
+                    file.sync()
             if read_only:
                 disk.make_read_only(temporary)
             file.sync()
@@ -340,3 +350,13 @@ def publish(
         raise
     disk.sync_dir(path.parent)
     return file.size
+
+
+def _pieces(buffers: Iterable[BytesLike], size: int | None) -> Iterator[BytesLike]:
+    if size is None:
+        yield from buffers
+        return
+    for buffer in buffers:
+        view = memoryview(buffer).cast("B")
+        for start in range(0, len(view), size):
+            yield view[start : start + size]

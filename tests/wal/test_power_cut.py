@@ -140,10 +140,8 @@ def test_every_call_fails_in_turn() -> None:
     assert report.violations == [], str(report)
 
 
-def _rotate_without_directory_sync(disk: Disk, directory: Path, rotation: int) -> Path:
-    target = directory / f"{ACTIVE_NAME}.{rotation}"
-    disk.rename(directory / ACTIVE_NAME, target)
-    return target
+def _rotate_without_directory_sync(disk: Disk, source: Path, target: Path) -> None:
+    disk.rename(source, target)
 
 
 def _start_without_sync(disk: Disk, directory: Path, position: int) -> DiskFile:

@@ -33,7 +33,7 @@ from quiver.errors import (
 from quiver.metrics import SIZE_BOUNDS, Metrics
 from quiver.store.intake import Intake, Intent, Receipt
 from quiver.store.ledger import FILE_NAME as LEDGER_NAME
-from quiver.store.ledger import Ledger, load_ledger, store_ledger
+from quiver.store.ledger import Ledger, load_ledger
 from quiver.store.retention import Retention
 from quiver.store.segments import SegmentSet
 from quiver.subscriber.registry import Registry
@@ -94,6 +94,8 @@ class StoreCore:
         self._config = config
         self._clock = clock
         self.metrics = Metrics()
+        self.pressure = False
+        """Set when the log was full: the next maintenance lets go of what it can."""
         self.problems: list[str] = []
         """What was found damaged, and where it was put."""
         self.rejections: deque[tuple[str, str]] = deque(maxlen=REMEMBERED_REJECTIONS)
@@ -143,7 +145,7 @@ class StoreCore:
             self.ledger,
             self.metrics,
         )
-        store_ledger(self._disk, self._root, self.ledger)
+        self.ledger.store(self._disk, self._root)
         self._report_problems()
 
     def _load_ledger(self) -> Ledger:
@@ -186,10 +188,10 @@ class StoreCore:
 
     # --- writing ----------------------------------------------------------------------------------
 
-    def prepare(self, bundle: RecordBundle) -> Intent:
-        """Serialise a bundle and see whether there is room for it."""
+    def prepare(self, bundle: RecordBundle, waiting: int = 0) -> Intent:
+        """Serialise a bundle and see whether there is room for it behind what waits already."""
         intent = self.intake.prepare(bundle)
-        self.retention.gate(intent.size)
+        self.retention.gate(waiting + intent.size)
         return intent
 
     def commit(self, group: Sequence[Intent]) -> list[Receipt]:
@@ -250,9 +252,10 @@ class StoreCore:
 
     def unregister(self, subscriber_id: str, reason: str = "unregistered") -> int:
         """Forget a subscriber; what it had not resolved is dropped, and counted."""
-        dropped = self.registry.remove(subscriber_id)
+        dropped = self.registry.unresolved_count(subscriber_id)
         self.ledger.lost({f"{reason}.bundles.{subscriber_id}": dropped})
-        store_ledger(self._disk, self._root, self.ledger)
+        self.ledger.store(self._disk, self._root)
+        self.registry.remove(subscriber_id)
         self.metrics.count(
             "quiver.subscriber.dropped_bundles_total", dropped, subscriber=subscriber_id
         )
@@ -282,11 +285,12 @@ class StoreCore:
     def maintain(self) -> int:
         """Persist progress, delete what can go, in bounded steps; how many segments went."""
         self.registry.flush()
-        deleted = self.retention.run(self._clock.time_ns())
+        deleted = self.retention.run(self._clock.time_ns(), pressure=self.pressure)
+        self.pressure = False
         oldest = self.segments.numbers
         self.registry.raise_floors(oldest[0] if oldest else self.intake.next_segment)
         self.registry.flush()
-        store_ledger(self._disk, self._root, self.ledger)
+        self.ledger.store(self._disk, self._root)
         self._measure()
         return deleted
 
@@ -303,7 +307,9 @@ class StoreCore:
         try:
             self.finalise_due(at_once=True)
             self.registry.flush()
-            store_ledger(self._disk, self._root, self.ledger)
+            self.ledger.store(self._disk, self._root)
         finally:
-            self.intake.wal.close()
-            self._lock.release()
+            try:
+                self.intake.wal.close()
+            finally:
+                self._lock.release()

@@ -71,6 +71,7 @@ class Intake:
         self._disk = disk
         self._segments = segments
         self._lock = threading.Lock()
+        self._log_lock = threading.Lock()  # held while the log is appended to, or retired
         self._open: _Growing | None = None
         self._frozen: deque[_Growing] = deque()
         self._wal_directory = root / "wal"
@@ -137,14 +138,15 @@ class Intake:
         return [Receipt(place.sequence, place.end_position) for place in appended]
 
     def _append(self, entries: list[PreparedEntry]) -> list[Appended]:
-        try:
-            appended = self.wal.append(entries)
-            if self._config.ack is Ack.DURABLE:
-                self.wal.sync()
-        except WalPoisoned:
-            # Nothing of the group is acknowledged, and the file is not trusted again.
-            self.wal.start_over()
-            raise
+        with self._log_lock:
+            try:
+                appended = self.wal.append(entries)
+                if self._config.ack is Ack.DURABLE:
+                    self.wal.sync()
+            except WalPoisoned:
+                # Nothing of the group is acknowledged, and the file is not trusted again.
+                self.wal.start_over()
+                raise
         return appended
 
     def _commit_to_memory(self, group: Sequence[Intent], now: float) -> list[Receipt]:
@@ -167,11 +169,17 @@ class Intake:
 
     def sync(self) -> None:
         """Sync what was acknowledged after the write only."""
-        try:
-            self.wal.sync()
-        except WalPoisoned:
-            self.wal.start_over()
-            raise
+        with self._log_lock:
+            try:
+                self.wal.sync()
+            except WalPoisoned:
+                self.wal.start_over()
+                raise
+
+    def retire_consumed(self) -> None:
+        """Delete the log's files, the active one too, if all of it is safe in segments."""
+        with self._log_lock:
+            self.wal.retire_consumed()
 
     # --- finalising -------------------------------------------------------------------------------
 

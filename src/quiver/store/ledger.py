@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 import uuid
 from collections import Counter
 from dataclasses import dataclass, field
@@ -42,11 +43,35 @@ class Ledger:
     next_sequence: int = 0
     losses: Counter[str] = field(default_factory=Counter)
     dirty: bool = True
+    _counting: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
+    _writing: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def lost(self, counts: dict[str, int]) -> None:
-        """Add to the losses."""
-        self.losses.update({name: count for name, count in counts.items() if count})
-        self.dirty = True
+        """Add to the losses. From any thread."""
+        with self._counting:
+            self.losses.update({name: count for name, count in counts.items() if count})
+            self.dirty = True
+
+    def raise_numbers(self, next_segment: int, next_sequence: int) -> None:
+        """Numbers below these were given out."""
+        with self._counting:
+            self.next_segment = max(self.next_segment, next_segment)
+            self.next_sequence = max(self.next_sequence, next_sequence)
+            self.dirty = True
+
+    def store(self, disk: Disk, root: Path) -> None:
+        """Put the ledger in place, durably, if it changed."""
+        with self._writing:
+            with self._counting:
+                if not self.dirty:
+                    return
+                data = encode_ledger(self)
+                self.dirty = False
+            try:
+                publish(disk, root / FILE_NAME, [data])
+            except BaseException:
+                self.dirty = True
+                raise
 
 
 def encode_ledger(ledger: Ledger) -> bytes:
@@ -107,10 +132,3 @@ def load_ledger(disk: Disk, root: Path) -> Ledger | None:
     if size > MAX_SIZE:
         raise LimitExceeded(str(path), 0, f"{size} bytes; at most {MAX_SIZE} are read")
     return decode_ledger(disk.read(path), source=str(path))
-
-
-def store_ledger(disk: Disk, root: Path, ledger: Ledger) -> None:
-    """Put the ledger in place, durably, if it changed."""
-    if ledger.dirty:
-        publish(disk, root / FILE_NAME, [encode_ledger(ledger)])
-        ledger.dirty = False

@@ -25,7 +25,7 @@ from quiver.disk import Disk
 from quiver.errors import FormatError, SegmentNotFound, StorageAtCapacity
 from quiver.metrics import Metrics
 from quiver.store.intake import Intake
-from quiver.store.ledger import Ledger, store_ledger
+from quiver.store.ledger import Ledger
 from quiver.store.segments import SegmentSet
 from quiver.store.siblings import Siblings
 from quiver.subscriber.registry import Registry
@@ -51,6 +51,7 @@ class Retention:
     _siblings: Siblings | None = None
     _used_by_others: int = 0
     _rounds_waited: int = 0
+    _refused_size: int = 0
 
     def __post_init__(self) -> None:
         if self.config.shared:
@@ -62,10 +63,14 @@ class Retention:
         return intake.wal.size + self.segments.size + intake.open_bytes + intake.frozen_bytes
 
     def gate(self, size: int) -> None:
-        """Refuse a bundle that there is no room for. Nothing is looked up on the disk here."""
+        """Refuse a bundle that there is no room for. Nothing is looked up on the disk here.
+
+        ``size`` includes what waits before it.
+        """
         cap = self.config.size_cap
-        stored = self.used() + self._used_by_others
+        stored = self.used() + self._used_by_others if cap is not None else 0
         if cap is not None and stored + size > cap:
+            self._refused_size = max(self._refused_size, size)
             self.metrics.count("quiver.ingest.throttle_total", reason="size_cap")
             raise StorageAtCapacity(
                 f"{self.root}: {stored} bytes are stored and retention.size_cap is {cap}"
@@ -77,8 +82,11 @@ class Retention:
                 f"({self.config.min_free_space} bytes) is free on the file system"
             )
 
-    def run(self, time_ns: int) -> int:
-        """One bounded step of all rules; how many segments were deleted."""
+    def run(self, time_ns: int, *, pressure: bool = False) -> int:
+        """One bounded step of all rules; how many segments were deleted.
+
+        ``pressure``: the log is full, so a file of it that is done with goes, too.
+        """
         self.registry.reload_external()
         if self._siblings is not None:
             self._used_by_others = self._siblings.used()
@@ -87,8 +95,11 @@ class Retention:
         free = self.disk.free_space(self.root)
         self._disk_is_full = free < self.config.min_free_space
         self.metrics.set("quiver.disk.free_bytes", free)
+        if pressure or self._is_over_cap():
+            self._retire_log()
         if self.config.size_cap_policy is SizeCapPolicy.DROP_OLDEST:
             deleted += self._drop_oldest()
+        self._refused_size = 0
         self.metrics.set("quiver.core.bytes", self.used(), core_id=self.root.name)
         return deleted
 
@@ -147,8 +158,20 @@ class Retention:
         if self._disk_is_full:
             self._disk_is_full = self.disk.free_space(self.root) < self.config.min_free_space
         cap = self.config.size_cap
-        # One more segment has to fit, or the next bundle would be refused.
-        return self._disk_is_full or (cap is not None and self.used() + self._used_by_others >= cap)
+        # What was refused has to fit, or it would be refused for ever.
+        return self._disk_is_full or (
+            cap is not None
+            and self.used() + self._used_by_others + max(1, self._refused_size) > cap
+        )
+
+    def _retire_log(self) -> None:
+        """Let go of a log file that is needed for nothing but its numbers, which the ledger has."""
+        self._write_ledger()
+        self.intake.retire_consumed()
+
+    def _write_ledger(self) -> None:
+        self.ledger.raise_numbers(self.intake.next_segment, self.intake.wal.next_sequence)
+        self.ledger.store(self.disk, self.root)
 
     def _drop(self, numbers: list[int], reason: str) -> int:
         """Give up segments that somebody still needs: resolve, count, write down, delete."""
@@ -181,11 +204,8 @@ class Retention:
         chosen = list(numbers)[:MAX_DELETES_PER_STEP]
         if not chosen:
             return 0
+        self._write_ledger()  # what is lost is counted before anything says that it is gone
         self.registry.flush()
-        self.ledger.next_segment = max(self.ledger.next_segment, self.intake.next_segment)
-        self.ledger.next_sequence = max(self.ledger.next_sequence, self.intake.wal.next_sequence)
-        self.ledger.dirty = True
-        store_ledger(self.disk, self.root, self.ledger)
         freed = self.segments.delete(chosen)
         self.registry.forget_segments(chosen)
         self.metrics.count("quiver.gc.evictions_total", len(chosen), reason=reason)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -61,6 +62,7 @@ class SegmentSet:
     def scan(self) -> None:
         """Find what is there. Called once, before anything else."""
         self._disk.make_directory(self._directory)
+        self._disk.sync_dir(self._directory)  # what is believed from here on must stay there
         for name in self._disk.list_directory(self._directory):
             number = segment_sequence(name.removesuffix(CORRUPT_SUFFIX).removesuffix(".tmp"))
             if number is None:
@@ -134,7 +136,10 @@ class SegmentSet:
             info = self._infos.get(number)
         if info is None:
             raise SegmentNotFound(f"{self._directory}: segment {number} is not there any more")
-        reader = SegmentReader.open(self._disk, info.path)
+        try:
+            reader = SegmentReader.open(self._disk, info.path)
+        except FileNotFoundError as error:
+            raise SegmentNotFound(f"{info.path}: somebody deleted it: {error}") from error
         with self._lock:
             self._keep(number, reader)
         return reader
@@ -146,7 +151,8 @@ class SegmentSet:
             info = self._infos.get(number)
             if info is None:
                 continue
-            self._disk.unlink(info.path)
+            with suppress(FileNotFoundError):  # somebody was faster
+                self._disk.unlink(info.path)
             freed += info.size
             with self._lock:
                 self._forget(number)
@@ -163,6 +169,8 @@ class SegmentSet:
 
     def _set_aside(self, number: int, path: Path, reason: str) -> None:
         target = path.with_name(path.name + CORRUPT_SUFFIX)
+        if not self._disk.exists(path):
+            return  # there is nothing to keep
         size = self._disk.size(path)
         self._disk.rename(path, target)
         self._disk.sync_dir(self._directory)

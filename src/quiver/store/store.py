@@ -30,16 +30,14 @@ from quiver.disk import Disk, RealDisk
 from quiver.errors import (
     BundleNotAvailable,
     FormatError,
-    QuiverError,
     SegmentNotFound,
-    StorageAtCapacity,
     StoreClosed,
     SubscriberNotFound,
 )
 from quiver.metrics import Metrics
 from quiver.store.core import Clock, Start, StoreCore
-from quiver.store.intake import Receipt
-from quiver.store.threads import RELIEF_TIMEOUT, AsyncTicket, Committer, Keeper, Ticket, Wakeup
+from quiver.store.intake import Intent, Receipt
+from quiver.store.threads import AsyncTicket, Committer, Keeper, Ticket, Wakeup
 from quiver.subscriber.handle import BundleHandle
 from quiver.subscriber.registry import SubscriberInfo
 from quiver.subscriber.state import BundleRef, Claim
@@ -72,7 +70,7 @@ class Store:
         self._closed = False
         self._core = StoreCore(disk, root, config, clock, self._wakeup.notify)
         self._keeper = Keeper(self._core, config, clock)
-        self._committer = Committer(self._core, config, clock, self._relieve)
+        self._committer = Committer(self._core, config, clock, self._keeper)
 
     @classmethod
     def open(
@@ -89,26 +87,23 @@ class Store:
         """
         return cls(disk or RealDisk(), Path(path), config or StoreConfig(), clock)
 
-    def _relieve(self) -> None:
-        """The log is full: finalise what is open, so that its files can go."""
-        try:
-            self._keeper.finalise_now(RELIEF_TIMEOUT)
-        except (OSError, QuiverError) as error:
-            raise StorageAtCapacity(f"the log is full and cannot be reclaimed: {error}") from error
-
     # --- writing ----------------------------------------------------------------------------------
 
     def ingest(self, bundle: RecordBundle) -> Receipt:
         """Store a bundle; returns when it is durable, unless ``ack`` or ``durability`` say less."""
         ticket = Ticket()
-        self._committer.submit(self._core.prepare(bundle), ticket)
+        self._committer.submit(self._prepare(bundle), ticket)
         return ticket.wait()
+
+    def _prepare(self, bundle: RecordBundle) -> Intent:
+        self._check_open()
+        return self._core.prepare(bundle, self._committer.waiting_bytes)
 
     async def ingest_async(self, bundle: RecordBundle) -> Receipt:
         """Store a bundle. Cancelling the task does not take it back."""
         loop = asyncio.get_running_loop()
         ticket = AsyncTicket(loop, loop.create_future())
-        self._committer.submit(self._core.prepare(bundle), ticket)
+        self._committer.submit(self._prepare(bundle), ticket)
         return await ticket.future
 
     def flush(self) -> None:
@@ -129,6 +124,7 @@ class Store:
         One that has a progress file goes on where it was; a new one begins at ``start``, by default
         with what is finalised from now on. An ``external`` one writes its progress file itself.
         """
+        self._check_open()
         return self._core.register(subscriber_id, start or Start.latest(), external=external)
 
     def activate(self, subscriber_id: str | None = None) -> list[str]:
@@ -151,6 +147,7 @@ class Store:
 
     def unregister(self, subscriber_id: str) -> int:
         """Forget it for good; how many bundles it had not resolved. They are counted as dropped."""
+        self._check_open()
         dropped = self._core.unregister(subscriber_id)
         self._wakeup.notify()
         return dropped
@@ -200,6 +197,7 @@ class Store:
     ) -> BundleHandle | None:
         """The next bundle, claimed; None when nothing is pending."""
         while True:
+            self._check_open()
             with self._core.registry.active(subscriber_id) as state:
                 claim = state.claim_next(
                     self._clock.monotonic(),
@@ -257,6 +255,7 @@ class Store:
         self, subscriber_id: str, ref: BundleRef, claim_timeout: float | None = None
     ) -> BundleHandle:
         """Claim one bundle by its address, also before the time it was deferred to."""
+        self._check_open()
         with self._core.registry.active(subscriber_id) as state:
             claim = state.claim(ref, self._clock.monotonic(), claim_timeout)
         handle = self._handle(subscriber_id, claim)
@@ -281,20 +280,22 @@ class Store:
 
     def give_back(self, subscriber_id: str, claim: Claim, delay: float | None) -> None:
         """For handles: deliver it again."""
-        until = None if not delay else self._clock.monotonic() + delay
-        try:
-            self._core.registry.release(subscriber_id, claim, until=until)
-        except (BundleNotAvailable, SubscriberNotFound):
-            if delay is not None:  # asked for, not just dropped
-                raise
+        if delay is None:
+            self._core.registry.release_later(subscriber_id, claim)
+            return
+        until = self._clock.monotonic() + delay if delay else None
+        self._core.registry.release(subscriber_id, claim, until=until)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreClosed("the store was closed")
 
     def _deadline(self, timeout: float | None) -> float | None:
         return None if timeout is None else self._clock.monotonic() + timeout
 
     def _pause(self, subscriber_id: str, deadline: float | None) -> float | None:
         """How long to wait before looking again; 0 or less when time is up."""
-        if self._closed:
-            raise StoreClosed("the store was closed")
+        self._check_open()
         now = self._clock.monotonic()
         if deadline is not None and deadline <= now:
             return 0.0

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -122,7 +123,7 @@ class AsyncWaiter:
 
     def wake(self) -> None:
         """From any thread."""
-        if not self._loop.is_closed():
+        with suppress(RuntimeError):  # the loop was closed: nobody waits there any more
             self._loop.call_soon_threadsafe(self._set)
 
     def _set(self) -> None:
@@ -133,13 +134,11 @@ class AsyncWaiter:
 class Committer:
     """The thread that commits."""
 
-    def __init__(
-        self, core: StoreCore, config: StoreConfig, clock: Clock, relieve: Callable[[], None]
-    ) -> None:
+    def __init__(self, core: StoreCore, config: StoreConfig, clock: Clock, keeper: Keeper) -> None:
         self._core = core
         self._config = config
         self._clock = clock
-        self._relieve = relieve
+        self._keeper = keeper
         self._condition = threading.Condition()
         self._waiting: list[tuple[Intent, AnyTicket]] = []
         self._waiting_bytes = 0
@@ -147,6 +146,11 @@ class Committer:
         self._unsynced_since: float | None = None
         self._thread = threading.Thread(target=self._run, name="quiver-committer", daemon=True)
         self._thread.start()
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes that were handed in and are not written yet."""
+        return self._waiting_bytes
 
     def submit(self, intent: Intent, ticket: AnyTicket) -> None:
         """Put a bundle in the queue; the ticket is settled later."""
@@ -176,6 +180,7 @@ class Committer:
             if group:
                 self._commit(group)
             self._sync_if_due(at_once=is_last)
+            self._keeper.nudge_if_due()
             if is_last and not group:
                 return
 
@@ -208,13 +213,27 @@ class Committer:
             try:
                 receipts = self._core.commit(intents)
             except StorageAtCapacity:
-                self._relieve()
+                self._make_room()
                 receipts = self._core.commit(intents)
+        except StorageAtCapacity as error:
+            if len(group) > 1:  # what does not fit together may fit one by one
+                for one in group:
+                    self._commit([one])
+                return
+            failure = error
         except Exception as error:  # noqa: BLE001 - whoever waits must hear of it, whatever it is
             failure = error
         if receipts is not None and self._config.ack is Ack.WRITTEN and not self._unsynced_since:
             self._unsynced_since = self._clock.monotonic()
         self._wake(group, receipts, failure)
+
+    def _make_room(self) -> None:
+        """The log is full: have the open segment finalised, so that its files can go."""
+        try:
+            self._core.pressure = True
+            self._keeper.finalise_now(RELIEF_TIMEOUT)
+        except (OSError, QuiverError) as error:
+            raise StorageAtCapacity(f"there is no room, and none can be made: {error}") from error
 
     def _wake(
         self,
@@ -231,7 +250,7 @@ class Committer:
                 outcome = (ticket.future, receipt, failure)
                 by_loop.setdefault(ticket.loop, []).append(outcome)
         for loop, outcomes in by_loop.items():
-            if not loop.is_closed():
+            with suppress(RuntimeError):  # the loop was closed: nobody waits there any more
                 loop.call_soon_threadsafe(_settle_futures, outcomes)
 
     def _sync_if_due(self, *, at_once: bool) -> None:
@@ -262,10 +281,11 @@ class Keeper:
         self._thread = threading.Thread(target=self._run, name="quiver-keeper", daemon=True)
         self._thread.start()
 
-    def nudge(self) -> None:
-        """Look again, the open segment may be due."""
-        with self._condition:
-            self._condition.notify_all()
+    def nudge_if_due(self) -> None:
+        """Called after a commit, which may have filled the open segment."""
+        if self._core.intake.due_in(self._clock.monotonic()) == 0:
+            with self._condition:
+                self._condition.notify_all()
 
     def finalise_now(self, timeout: float | None = None) -> None:
         """Finalise the open segment and maintain, and wait for it; raises what went wrong."""
@@ -309,13 +329,17 @@ class Keeper:
         return max(0.0, min(pause, self._config.maintain_interval if due is None else due))
 
     def _work(self, *, at_once: bool) -> Exception | None:
-        try:
-            self._core.finalise_due(at_once=at_once)
-            if at_once or self._clock.monotonic() >= self._next_maintenance:
-                self._next_maintenance = self._clock.monotonic() + self._config.maintain_interval
-                self._core.maintain()
-        except (OSError, QuiverError) as error:
-            self._core.metrics.count("quiver.flush.failures_total")
+        """Both halves, whatever happens to the other: deleting may be what makes room to write."""
+        error = self._try(lambda: self._core.finalise_due(at_once=at_once))
+        if at_once or error or self._clock.monotonic() >= self._next_maintenance:
             self._next_maintenance = self._clock.monotonic() + self._config.maintain_interval
+            error = self._try(self._core.maintain) or error
+        return error
+
+    def _try(self, action: Callable[[], object]) -> Exception | None:
+        try:
+            action()
+        except Exception as error:  # noqa: BLE001 - the thread must live; it is counted and told
+            self._core.metrics.count("quiver.flush.failures_total")
             return error
         return None

@@ -20,13 +20,19 @@ from __future__ import annotations
 
 import enum
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from quiver.disk import Disk
-from quiver.errors import FormatError, SubscriberExists, SubscriberNotFound
+from quiver.errors import (
+    BundleNotAvailable,
+    FormatError,
+    SubscriberExists,
+    SubscriberNotFound,
+)
 from quiver.subscriber.progress import (
     FILE_PREFIX,
     MAX_FILE_SIZE,
@@ -49,6 +55,10 @@ class Phase(enum.StrEnum):
     ACTIVE = "active"
     ORPHAN = "orphan"
     EXTERNAL = "external"
+
+
+# The others may belong to another process, or will: their files are left as they are.
+_WRITTEN_HERE = frozenset({Phase.REGISTERED, Phase.ACTIVE})
 
 
 @dataclass(slots=True)
@@ -82,6 +92,7 @@ class Registry:
         self._segments: dict[int, int] = {}
         self._external: dict[str, bytes] = {}
         self._look_for_complete = True
+        self._dropped: deque[tuple[str, Claim]] = deque()
         self.corrupt: list[str] = []
         """Progress files that could not be read, each with the reason and where it was put."""
 
@@ -94,7 +105,12 @@ class Registry:
             if not name.startswith(FILE_PREFIX) or name.endswith((".tmp", CORRUPT_SUFFIX)):
                 continue
             subscriber_id = name.removeprefix(FILE_PREFIX)
-            state = SubscriberState(self._read(self._root / name))
+            progress = self._read(self._root / name)
+            if progress is None:
+                # A file has to be there, or the subscriber would be forgotten by the next start.
+                progress = Progress()
+                store_progress(self._disk, self._root / name, progress)
+            state = SubscriberState(progress)
             self._subscribers[subscriber_id] = _Subscriber(state, Phase.LOADED)
             self._bring_up_to_date(state)
 
@@ -189,19 +205,23 @@ class Registry:
         with self._lock:
             self._known(subscriber_id, Phase.ACTIVE, Phase.REGISTERED).phase = Phase.REGISTERED
 
-    def remove(self, subscriber_id: str) -> int:
-        """Forget a subscriber and its file, durably; how many bundles it had not resolved."""
+    def unresolved_count(self, subscriber_id: str) -> int:
+        """How many bundles a subscriber has not resolved."""
+        with self._lock:
+            return self._state_of(subscriber_id).unresolved_count()
+
+    def remove(self, subscriber_id: str) -> None:
+        """Forget a subscriber and its file, durably."""
         with self._files, self._lock:
             if subscriber_id not in self._subscribers:
                 raise SubscriberNotFound(f"there is no subscriber {subscriber_id!r}")
-            dropped = self._subscribers[subscriber_id].state.unresolved_count()
             path = progress_path(self._root, subscriber_id)
             if self._disk.exists(path):
                 self._disk.unlink(path)
-                self._disk.sync_dir(self._root)
+            self._disk.sync_dir(self._root)
             del self._subscribers[subscriber_id]
+            self._external.pop(subscriber_id, None)
             self._look_for_complete = True
-            return dropped
 
     def orphans(self) -> list[str]:
         """Subscribers with a file whom nobody registered."""
@@ -211,6 +231,7 @@ class Registry:
     def infos(self) -> list[SubscriberInfo]:
         """All subscribers, by name."""
         with self._lock:
+            self._take_back()
             return [
                 SubscriberInfo(
                     name,
@@ -238,6 +259,7 @@ class Registry:
     def active(self, subscriber_id: str) -> Iterator[SubscriberState]:
         """The state of an active subscriber, for as long as the ``with`` lasts."""
         with self._lock:
+            self._take_back()
             yield self._known(subscriber_id, Phase.ACTIVE).state
 
     def resolve(self, subscriber_id: str, claim: Claim) -> None:
@@ -256,6 +278,22 @@ class Registry:
                 state.defer(claim, until)
         self._on_change()
 
+    def release_later(self, subscriber_id: str, claim: Claim) -> None:
+        """A handle was dropped, perhaps by the garbage collector inside one of these methods.
+
+        So no lock is taken; the bundle is given back before anybody looks for one.
+        """
+        self._dropped.append((subscriber_id, claim))
+        self._on_change()
+
+    def _take_back(self) -> None:
+        while self._dropped:
+            subscriber_id, claim = self._dropped.popleft()
+            subscriber = self._subscribers.get(subscriber_id)
+            if subscriber is not None:
+                with suppress(BundleNotAvailable):
+                    subscriber.state.release(claim)
+
     # --- progress and reclaiming ------------------------------------------------------------------
 
     def flush(self) -> int:
@@ -265,7 +303,7 @@ class Registry:
                 changed = [
                     (name, subscriber.state, subscriber.state.to_progress())
                     for name, subscriber in self._subscribers.items()
-                    if subscriber.state.dirty and subscriber.phase is not Phase.EXTERNAL
+                    if subscriber.state.dirty and subscriber.phase in _WRITTEN_HERE
                 ]
                 for _, state, _ in changed:
                     state.dirty = False
@@ -325,6 +363,7 @@ class Registry:
     def has_claims(self, number: int) -> bool:
         """Whether somebody is working on a bundle of the segment."""
         with self._lock:
+            self._take_back()
             return any(s.state.has_claims(number) for s in self._subscribers.values())
 
     def forget_segments(self, numbers: Iterable[int]) -> None:

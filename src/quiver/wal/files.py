@@ -97,28 +97,34 @@ def _read_header(disk: Disk, path: Path) -> WalHeader:
 
 
 def start_file(disk: Disk, directory: Path, position: int) -> DiskFile:
-    """Create the active file, durable with its name, to take entries from ``position`` on."""
-    file = disk.create(directory / ACTIVE_NAME)
+    """Create the active file, durable with its name, to take entries from ``position`` on.
+
+    One that is there, without entries, is removed first: nobody knows what of it is durable.
+    """
+    path = directory / ACTIVE_NAME
+    if disk.exists(path):
+        disk.unlink(path)
+    file = disk.create(path)
     file.append([encode_header(WalHeader(position))])
     file.sync()
     disk.sync_dir(directory)
     return file
 
 
-def retire_file(disk: Disk, directory: Path, rotation: int) -> Path:
-    """Turn the active file, which must be synced, into ``quiver.wal.<rotation>``.
+def rotated_path(directory: Path, rotation: int) -> Path:
+    """Where the file with that number is, or will be."""
+    return directory / f"{ACTIVE_NAME}.{rotation}"
 
-    A call that failed half-way can be made again with the same number.
+
+def retire_file(disk: Disk, source: Path, target: Path) -> None:
+    """Give a file of the log, which must be synced, the name of a rotated one.
 
     The name is durable before a new active file may take its place, and before the mode changes:
     a read-only file that a crash left under the active name could not be appended to.
     """
-    target = directory / f"{ACTIVE_NAME}.{rotation}"
-    if disk.exists(directory / ACTIVE_NAME):
-        disk.rename(directory / ACTIVE_NAME, target)
-    disk.sync_dir(directory)
+    disk.rename(source, target)
+    disk.sync_dir(target.parent)
     disk.make_read_only(target)
-    return target
 
 
 def next_rotation(files: list[WalFile]) -> int:

@@ -29,6 +29,7 @@ from quiver.wal.files import (
     find_files,
     next_rotation,
     retire_file,
+    rotated_path,
     start_file,
 )
 from quiver.wal.replay import DamagedRange, Replayed, ReplayedEntry, replay
@@ -201,7 +202,9 @@ def _mend_active_file(
             is_unfit = True  # the next scan might not find its way over that, either
     if active is not None and (is_unfit or end < cursor):
         if active.size > active.header.header_size:
-            retire_file(disk, directory, next_rotation(files))
+            retire_file(disk, active.path, rotated_path(directory, next_rotation(files)))
         active = None
+    if active is not None and active.size <= active.header.header_size:
+        active = None  # whoever made it may not have come as far as making it durable
     if active is None:
         start_file(disk, directory, max(end, cursor)).close()

@@ -73,7 +73,7 @@ def replay(
             if isinstance(item, Found):
                 offset, end, entry, _ = item
                 last_sequence = entry.sequence
-                yield ReplayedEntry(shift + offset, shift + end, entry)
+                yield tuple.__new__(ReplayedEntry, (shift + offset, shift + end, entry))
             elif isinstance(item, Damaged):
                 yield DamagedRange(
                     file.path,

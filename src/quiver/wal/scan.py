@@ -140,7 +140,7 @@ class _Scanner:
         if view[body] != BUNDLE_TYPE:
             return Skipped(offset, end + _LENGTH_SIZE, view[body])
         entry = decode_body(self._data, body, end, source=self._source, view=view)
-        return Found(offset, end + _LENGTH_SIZE, entry, stored)
+        return tuple.__new__(Found, (offset, end + _LENGTH_SIZE, entry, stored))  # as in entry
 
     def _resync(self, bad: int) -> int | None:
         """Where the next good entry starts after the bad one; None when there is none."""

@@ -32,6 +32,7 @@ from quiver.wal.files import (
     find_files,
     next_rotation,
     retire_file,
+    rotated_path,
     start_file,
 )
 from quiver.wal.header import HEADER_SIZE
@@ -69,6 +70,7 @@ class WalWriter:
         self._poison: str | None = None
         self._is_closed = False
         self._is_retired = False
+        self._half_retired: Path | None = None
         *rotated, active = files
         self._rotated = deque(_Rotated(file.path, file.end, file.size) for file in rotated)
         self._rotated_size = sum(file.size for file in rotated)
@@ -191,6 +193,17 @@ class WalWriter:
             self._cursor = position
         return self._purge()
 
+    def retire_consumed(self) -> list[Path]:
+        """Start a new file if the cursor is at the end, and delete all before it.
+
+        Only for callers that remember the next sequence number elsewhere.
+        """
+        self._refuse_if_poisoned()
+        if self._cursor != self.end_position or self._file.size <= self._header_size:
+            return []
+        self._rotate()
+        return self._purge(keep_newest=False)
+
     def close(self) -> None:
         """Sync what is left and close. A second call does nothing."""
         try:
@@ -225,11 +238,18 @@ class WalWriter:
             self._poisoned("rotate", error)
 
     def _retire(self, end: int, size: int) -> None:
-        path = retire_file(self._disk, self._directory, self._next_rotation)
-        self._is_retired = True
-        self._rotated.append(_Rotated(path, end, size))
-        self._rotated_size += size
+        # Each attempt takes a new name: after a sync of the directory that failed, the name of
+        # the attempt before may be gone with the next power cut, whatever is synced later.
         self._next_rotation += 1
+        source = self._directory / ACTIVE_NAME
+        if self._half_retired is not None and self._disk.exists(self._half_retired):
+            source = self._half_retired
+        self._half_retired = rotated_path(self._directory, self._next_rotation - 1)
+        retire_file(self._disk, source, self._half_retired)
+        self._rotated.append(_Rotated(self._half_retired, end, size))
+        self._rotated_size += size
+        self._half_retired = None
+        self._is_retired = True
 
     def _begin(self, position: int) -> None:
         """Start a file; until that is done, the one before it stands for size and position."""
@@ -239,14 +259,14 @@ class WalWriter:
         self._is_retired = False
         self.synced_position = position
 
-    def _purge(self) -> list[Path]:
+    def _purge(self, *, keep_newest: bool = True) -> list[Path]:
         """Delete rotated files that the cursor has passed.
 
         The newest one stays while the active file is empty: it holds the last sequence number.
         """
         newest_ends = self._rotated[-1].end if self._rotated else 0
         is_filled = self._start == newest_ends and self._file.size > self._header_size
-        keep = 0 if is_filled else 1
+        keep = 1 if keep_newest and not is_filled else 0
         deleted = []
         while len(self._rotated) > keep and self._rotated[0].end <= self._cursor:
             self._disk.unlink(self._rotated[0].path)

@@ -185,9 +185,6 @@ def test_backpressure_refuses_until_somebody_resolved_something() -> None:
         store.ingest(bundle(6))
 
 
-@pytest.mark.xfail(
-    reason="the active log file counts for the cap and never shrinks below its target"
-)
 @pytest.mark.parametrize("policy", list(SizeCapPolicy))
 def test_a_cap_below_the_rotation_target_does_not_wedge_the_store(policy: SizeCapPolicy) -> None:
     retention = RetentionConfig(size_cap=10 * segment_size(), size_cap_policy=policy)
@@ -223,7 +220,6 @@ def test_drop_oldest_makes_room_and_counts_what_went() -> None:
         assert store.pending_count("reader") == 8 - dropped
 
 
-@pytest.mark.xfail(reason="segments are dropped at the cap, but bundles are refused just below it")
 @pytest.mark.parametrize("subscribed", [True, False])
 def test_drop_oldest_always_makes_room_for_the_next_bundle(subscribed: bool) -> None:
     retention = RetentionConfig(size_cap=4 * segment_size(), size_cap_policy=DROP)
@@ -383,7 +379,6 @@ def test_a_full_file_system_drops_the_oldest_where_that_is_the_policy() -> None:
         assert disk.room() > 10_000
 
 
-@pytest.mark.xfail(reason="maintenance does not run while a segment cannot be written")
 def test_resolved_segments_are_deleted_although_a_segment_cannot_be_written() -> None:
     disk = SimulatedDisk()
     with opened(RetentionConfig(min_free_space=0), disk=disk) as store:
@@ -407,7 +402,6 @@ def test_resolved_segments_are_deleted_although_a_segment_cannot_be_written() ->
 # --- counting -------------------------------------------------------------------------------------
 
 
-@pytest.mark.xfail(reason="a loss that is counted while the ledger is written is marked as written")
 def test_a_loss_that_is_counted_while_the_ledger_is_written_is_not_forgotten() -> None:
     disk = SimulatedDisk()
     with opened(disk=disk) as store:
@@ -428,7 +422,6 @@ def test_a_loss_that_is_counted_while_the_ledger_is_written_is_not_forgotten() -
         assert store.losses["rejected.bundles.reader"] == 2
 
 
-@pytest.mark.xfail(reason="the ledger is written by whoever comes, without a lock")
 def test_two_threads_may_count_losses_at_once() -> None:
     disk = SimulatedDisk()
     with opened(disk=disk) as store, ThreadPoolExecutor(1) as pool:
@@ -475,7 +468,6 @@ def test_progress_of_another_process_is_read_before_anything_is_reclaimed() -> N
     assert bytes(disk.read(path)) == written, "its file is its own"
 
 
-@pytest.mark.xfail(reason="until it registers, a subscriber of another process counts as our own")
 def test_its_file_is_its_own_after_a_restart_too() -> None:
     disk = SimulatedDisk()
     path = progress_path(ROOT, "lake")

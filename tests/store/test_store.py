@@ -396,7 +396,6 @@ def test_a_full_log_refuses_bundles_until_it_is_reclaimed() -> None:
         assert drain(store) == [*taken, *range(10, 40)]
 
 
-@pytest.mark.xfail(reason="the active log file is never reclaimed while it is below its target")
 def test_a_log_that_is_one_file_long_is_reclaimed_too() -> None:
     log = WalConfig(rotation_target=6 * ENTRY_SIZE, max_size=6 * ENTRY_SIZE)
     config = StoreConfig(maintain_interval=LONG, segment=OPEN_LONG, wal=log)

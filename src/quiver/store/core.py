@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import socket
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -229,26 +229,25 @@ class StoreCore:
 
     def register(self, subscriber_id: str, start: Start, *, external: bool = False) -> bool:
         """Make a subscriber known; one that was known goes on where it was. Whether it is new."""
-        floor, skipped = self._starting_point(start)
-        return self.registry.register(subscriber_id, skipped, floor, external=external)
+        floor = self.intake.next_segment if start.kind == "latest" else 0
+        skips = self._skips(start) if start.kind in {"sequence", "time"} else None
+        return self.registry.register(subscriber_id, floor, skips, external=external)
 
-    def _starting_point(self, start: Start) -> tuple[int, list[tuple[int, int]]]:
-        if start.kind == "latest":
-            return self.intake.next_segment, []
-        if start.kind == "earliest":
-            return 0, []
-        return 0, list(self._bundles_before(start))
-
-    def _bundles_before(self, start: Start) -> Iterable[tuple[int, int]]:
-        for number in self.segments.numbers:
+    def _skips(self, start: Start) -> Callable[[int], list[int]]:
+        def skips(number: int) -> list[int]:
             try:
                 manifest = self.segments.manifest(number)
             except (FormatError, SegmentNotFound):
-                continue
-            for entry in manifest:
-                fact = entry.sequence if start.kind == "sequence" else entry.ingestion_time_ns
-                if fact is not None and fact < start.value:
-                    yield number, entry.bundle_index
+                return []
+            facts = (
+                (entry.bundle_index, entry.sequence)
+                if start.kind == "sequence"
+                else (entry.bundle_index, entry.ingestion_time_ns)
+                for entry in manifest
+            )
+            return [index for index, fact in facts if fact is not None and fact < start.value]
+
+        return skips
 
     def unregister(self, subscriber_id: str, reason: str = "unregistered") -> int:
         """Forget a subscriber; what it had not resolved is dropped, and counted."""

@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 from quiver.disk import Disk
 from quiver.errors import (
@@ -61,10 +62,15 @@ class Phase(enum.StrEnum):
 _WRITTEN_HERE = frozenset({Phase.REGISTERED, Phase.ACTIVE})
 
 
+Skips: TypeAlias = Callable[[int], Iterable[int]]
+"""The bundles of a segment that lie before the point where a subscriber starts."""
+
+
 @dataclass(slots=True)
 class _Subscriber:
     state: SubscriberState
     phase: Phase
+    skips: Skips | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,15 +155,16 @@ class Registry:
     def register(
         self,
         subscriber_id: str,
-        resolved_at_start: Iterable[tuple[int, int]],
         floor: int,
+        skips: Skips | None = None,
         *,
         external: bool = False,
     ) -> bool:
         """Make a subscriber known, durably; whether it is new.
 
         One that has a progress file goes on where it was. A new one starts at segment ``floor``,
-        without the bundles in ``resolved_at_start``.
+        without the bundles that ``skips`` names, also in segments that come while this process
+        runs.
         """
         check_subscriber_id(subscriber_id)
         with self._files, self._lock:
@@ -175,12 +182,14 @@ class Registry:
             state = SubscriberState()
             state.start_at(floor)
             self._bring_up_to_date(state)
-            state.resolve_many(BundleRef(*ref) for ref in resolved_at_start)
+            if skips is not None:
+                for number in state.segments:
+                    state.resolve_many(BundleRef(number, bundle) for bundle in skips(number))
             store_progress(
                 self._disk, progress_path(self._root, subscriber_id), state.to_progress()
             )
             state.dirty = False
-            self._subscribers[subscriber_id] = _Subscriber(state, phase)
+            self._subscribers[subscriber_id] = _Subscriber(state, phase, skips)
             return True
 
     def activate(self, subscriber_id: str) -> None:
@@ -252,7 +261,11 @@ class Registry:
             self._segments[number] = bundle_count
             self._look_for_complete = True  # a subscriber that starts later has nothing to do in it
             for subscriber in self._subscribers.values():
-                subscriber.state.add_segment(number, bundle_count)
+                state = subscriber.state
+                state.add_segment(number, bundle_count)
+                if subscriber.skips is not None:
+                    refs = (BundleRef(number, bundle) for bundle in subscriber.skips(number))
+                    state.resolve_many(refs)
         self._on_change()
 
     @contextmanager

@@ -288,11 +288,12 @@ class SubscriberState:
         return next(self.unresolved(), None)
 
     def resolve_many(self, refs: Iterable[BundleRef]) -> None:
-        """Take over what another process resolved."""
+        """Resolve bundles that were never claimed."""
         for ref in refs:
             segment = self._segments.get(ref.segment)
             if segment is not None and 0 <= ref.bundle < segment.bundle_count:
                 segment.resolved |= 1 << ref.bundle
+                self.dirty = True
 
     def _claim(self, ref: BundleRef, now: float, timeout: float | None) -> Claim:
         self._segments[ref.segment].claimed |= 1 << ref.bundle

@@ -26,9 +26,7 @@ def claim(
     segments: range | None = None,
     timeout: float | None = None,
 ) -> Claim:
-    claimed = state.claim_next(
-        now, newest_first=newest_first, segments=segments, timeout=timeout
-    )
+    claimed = state.claim_next(now, newest_first=newest_first, segments=segments, timeout=timeout)
     assert claimed is not None
     return claimed
 

@@ -135,24 +135,31 @@ def _take_in(
 ) -> DamagedRange | None:
     """Hand out the entries, set damage aside; the last item, when it is damage."""
     tail = None
+    count = size = next_sequence = 0
     for item in items:
-        tail = item if isinstance(item, DamagedRange) else None
         if isinstance(item, ReplayedEntry):
-            if item.entry.sequence >= recovery.next_sequence:
-                recovery.next_sequence = item.entry.sequence + 1
-            recovery.replayed_entries += 1
-            recovery.replayed_bytes += item.end_position - item.position
+            tail = None
+            position, end_position, entry = item
+            if entry.sequence >= next_sequence:
+                next_sequence = entry.sequence + 1
+            count += 1
+            size += end_position - position
             if on_entry is not None:
                 on_entry(item)
         elif isinstance(item, DamagedRange):
+            tail = item
             frames = _whole_frames(item)
             if frames or not item.torn:
                 recovery.damaged.append(quarantine.keep(item))
             if item.torn:
                 recovery.cut_bytes = len(item.data)
-                recovery.next_sequence += frames  # these may have been acknowledged: not again
+                next_sequence += frames  # these may have been acknowledged: not again
         else:
+            tail = None
             recovery.skipped_entries += 1
+    recovery.next_sequence = next_sequence
+    recovery.replayed_entries = count
+    recovery.replayed_bytes = size
     return tail
 
 

@@ -277,6 +277,22 @@ def test_a_header_in_front_of_its_predecessors_end_is_not_believed() -> None:
     assert len(writer.recovery.header_problems) == 1
 
 
+def test_files_are_read_in_the_order_of_their_positions_whatever_their_numbers() -> None:
+    disk = SimulatedDisk()
+    writer, _ = opened(disk)
+    append_one_by_one(writer, range(7))
+    writer.close()
+    disk.rename(WAL / "quiver.wal.1", WAL / "quiver.wal.30")
+    disk.rename(WAL / "quiver.wal.3", WAL / "quiver.wal.5")
+    writer, seen = opened(disk)
+    assert values(seen) == list(range(7))
+    assert len(writer.recovery.header_problems) == 1
+    append_one_by_one(writer, range(7, 9))
+    writer.close()
+    assert "quiver.wal.31" in disk.list_directory(WAL)
+    assert values(opened(disk)[1]) == list(range(9))
+
+
 def test_names_that_are_not_of_the_log_are_left_alone() -> None:
     disk = SimulatedDisk()
     writer, _ = opened(disk)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import sys
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -45,4 +47,11 @@ def demo(
         raise typer.Exit(NOT_EQUAL)
     write("Look closer:\n")
     for path in show.worth_a_look:
-        write(f"  quiver inspect {shlex.quote(printable(str(path)))}\n")
+        write(f"  {_this_program()} inspect {shlex.quote(printable(str(path)))}\n")
+
+
+def _this_program() -> str:
+    """How to call ``quiver`` again: by its name where the shell finds it, else as it was called."""
+    called = Path(sys.argv[0])
+    on_path = any((Path(p) / "quiver").exists() for p in os.get_exec_path())
+    return "quiver" if on_path or called.name != "quiver" else shlex.quote(str(called))

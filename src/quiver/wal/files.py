@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -50,10 +51,11 @@ class WalFile:
 
 
 def find_files(disk: Disk, directory: Path) -> list[WalFile]:
-    """All files of the log, oldest first.
+    """All files of the log, oldest first: in the order of the positions in their headers.
 
-    The header has no checksum. A file that claims to start before the one that precedes it ends is
-    not believed, because its entries could then hide behind the cursor: better seen twice.
+    The header has no checksum. When the positions do not fit together, the files are put in the
+    order of their numbers, and one that claims to start before its predecessor ends is not
+    believed, because its entries could then hide behind the cursor: better seen twice.
     """
     rotations: dict[int | None, Path] = {}
     for name in disk.list_directory(directory):
@@ -63,6 +65,14 @@ def find_files(disk: Disk, directory: Path) -> list[WalFile]:
             rotations[None] = directory / name
     files: list[WalFile] = []
     end = 0
+    by_position = sorted(
+        (_look_at(disk, path, rotation, 0) for rotation, path in rotations.items()),
+        key=lambda file: (file.rotation is None, file.start, file.end),
+    )
+    if all(file.problem is None for file in by_position) and all(
+        before.end <= after.start for before, after in pairwise(by_position)
+    ):
+        return _doubting_numbers(by_position)
     for rotation in sorted(rotations, key=lambda r: (r is None, r or 0)):
         file = _look_at(disk, rotations[rotation], rotation, end)
         if files and file.start < end:
@@ -73,6 +83,20 @@ def find_files(disk: Disk, directory: Path) -> list[WalFile]:
         files.append(file)
         end = file.end
     return files
+
+
+def _doubting_numbers(files: list[WalFile]) -> list[WalFile]:
+    """Numbers grow as positions do. A file for which they do not may have either wrong."""
+    lowest_behind = max((file.rotation or 0 for file in files), default=0) + 1
+    checked = []
+    for file in reversed(files):
+        if file.rotation is not None and file.rotation > lowest_behind:
+            problem = f"its position {file.start} lies before files with lower numbers"
+            checked.append(replace(file, problem=problem))
+        else:
+            checked.append(file)
+            lowest_behind = file.rotation or lowest_behind
+    return checked[::-1]
 
 
 def _look_at(disk: Disk, path: Path, rotation: int | None, expected: int) -> WalFile:

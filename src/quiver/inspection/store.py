@@ -19,9 +19,13 @@ from quiver.inspection.parts import Parts, UnknownFile
 from quiver.inspection.records import Description, Problem, Record, View
 from quiver.inspection.segment import SegmentWalk
 from quiver.segment.layout import segment_sequence
+from quiver.store.core import LOCK_NAME
+from quiver.store.ledger import FILE_NAME as LEDGER_NAME
+from quiver.store.ledger import Ledger, load_ledger
 from quiver.subscriber.progress import FILE_PREFIX, Progress, check_subscriber_id, load_progress
 
 _ATTEMPTS = 3
+_READ_ELSEWHERE = frozenset({WAL_DIRECTORY, SEGMENT_DIRECTORY, LEDGER_NAME, LOCK_NAME})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +64,10 @@ class StoreDescription(Description):
 
     kind: ClassVar[str] = "store"
 
+    store_id: str | None
+    """None when there is no ledger, as in stores of the reference implementation."""
+    losses: dict[str, int]
+    """What was dropped, by reason and subscriber."""
     wal_count: int
     wal_bytes: int
     wal_entries: int
@@ -107,10 +115,13 @@ def describe_store(view: View, path: Path, *, ignore: Iterable[str] = ()) -> Sto
     parts, log = _read_log(view, path)
     segments = _read_segments(parts, path / SEGMENT_DIRECTORY)
     subscribers = _read_root(parts, segments, frozenset(ignore))
+    ledger = _read_ledger(parts)
     items = [segment.items for segment in segments if segment.items is not None]
     return StoreDescription(
         path=str(path),
         mode=view.mode(path),
+        store_id=ledger.store_id if ledger else None,
+        losses=dict(sorted(ledger.losses.items())) if ledger else {},
         wal_count=len(log.files),
         wal_bytes=sum(file.size for file in log.files),
         wal_entries=sum(file.entries for file in log.files),
@@ -193,7 +204,7 @@ def _read_root(
     subscribers = []
     for name in parts.names(parts.root):
         path = parts.root / name
-        if name in {WAL_DIRECTORY, SEGMENT_DIRECTORY} or name in ignore:
+        if name in _READ_ELSEWHERE or name in ignore:
             continue
         subscriber = _subscriber_of(name)
         if subscriber is None:
@@ -204,6 +215,13 @@ def _read_root(
             progress = load_progress(parts.view.disk, path)
             subscribers.append(_subscriber_facts(parts, subscriber, progress, segments))
     return subscribers
+
+
+def _read_ledger(parts: Parts) -> Ledger | None:
+    ledger: Ledger | None = None
+    with parts.noting(parts.root / LEDGER_NAME):
+        ledger = load_ledger(parts.view.disk, parts.root)
+    return ledger
 
 
 def _subscriber_of(name: str) -> str | None:

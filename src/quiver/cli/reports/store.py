@@ -21,6 +21,9 @@ def store_report(store: StoreDescription) -> Report:
         ("in segments", f"{plural(store.bundles, 'bundle')}, {store.rows} rows{items}"),
         ("subscribers", str(store.subscriber_count)),
     ]
+    if store.store_id is not None:
+        facts.insert(0, ("store", store.store_id))
+    facts += [(f"lost, {reason}", str(count)) for reason, count in store.losses.items()]
     if store.quarantined_files:
         quarantined = f"{plural(store.quarantined_files, 'file')}"
         facts.append(("quarantined", f"{quarantined}, {size_text(store.quarantined_bytes)}"))

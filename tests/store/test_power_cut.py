@@ -21,11 +21,12 @@ from pathlib import Path
 import pytest
 import stores
 from logs import flip
+from planted import Believed, rotate_without_directory_sync, start_without_sync
 from store_protocols import FAILURES, PROTOCOLS, killed_finalise
 from stores import CONFIG, ROOT, Fact, Session, check, check_losses, open_core, take
 
 from quiver.config import Ack, WalConfig
-from quiver.disk import BytesLike, Disk, DiskFile
+from quiver.disk import BytesLike, Disk
 from quiver.errors import QuiverError, WalPoisoned
 from quiver.segment import writer as segment_writer
 from quiver.store import core, ledger, retention
@@ -41,8 +42,6 @@ from quiver.testing.calls import Call
 from quiver.testing.crash import Violation
 from quiver.wal import scan, writer
 from quiver.wal.entry import PreparedEntry
-from quiver.wal.files import ACTIVE_NAME
-from quiver.wal.header import WalHeader, encode_header
 from quiver.wal.recovery import OnEntry, Recovery, recover
 from quiver.wal.writer import Appended, WalWriter
 
@@ -238,26 +237,6 @@ def _publish(*, sync: bool = True, sync_dir: bool = True) -> Callable[..., int]:
     return publish
 
 
-def _rotate_without_directory_sync(disk: Disk, source: Path, target: Path) -> None:
-    disk.rename(source, target)
-
-
-def _start_without_sync(disk: Disk, directory: Path, position: int) -> DiskFile:
-    file = disk.create(directory / ACTIVE_NAME)
-    file.append([encode_header(WalHeader(position))])
-    return file
-
-
-class _Believe(int):
-    """A checksum that equals any other."""
-
-    def __ne__(self, _other: object) -> bool:
-        return False
-
-    __eq__ = int.__eq__
-    __hash__ = int.__hash__
-
-
 def _sync_later(taking: Intake, entries: list[PreparedEntry]) -> list[Appended]:
     """Acknowledge a group before the sync that covers it."""
     taking.wal.sync()
@@ -339,9 +318,9 @@ _HIGHEST = StoreCore._highest_sequence
         ("append", WalWriter, "sync", lambda log: log.end_position),
         ("append", Intake, "_append", _sync_later),
         ("append", writer, "recover", _recover_without_numbers),
-        ("append", scan, "crc32", lambda _data: _Believe()),
-        ("rotate", writer, "retire_file", _rotate_without_directory_sync),
-        ("rotate", writer, "start_file", _start_without_sync),
+        ("append", scan, "crc32", lambda _data: Believed()),
+        ("rotate", writer, "retire_file", rotate_without_directory_sync),
+        ("rotate", writer, "start_file", start_without_sync),
         ("finalise", segment_writer, "publish", _publish(sync=False)),
         ("finalise", segment_writer, "publish", _publish(sync_dir=False)),
         ("finalise", Intake, "finalise", _move_cursor_first),

@@ -12,20 +12,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 from bundles import numbers
 from logs import WAL, values
+from planted import Believed, rotate_without_directory_sync, start_without_sync
 
 from quiver.bundle import RecordBundle
 from quiver.config import WalConfig
-from quiver.disk import Disk, DiskFile
+from quiver.disk import Disk
 from quiver.testing import SimulatedDisk, error_loop, explore
 from quiver.wal import recovery, scan, writer
 from quiver.wal.entry import prepare_entry
-from quiver.wal.files import ACTIVE_NAME
-from quiver.wal.header import WalHeader, encode_header
 from quiver.wal.replay import ReplayedEntry
 from quiver.wal.writer import Appended, WalWriter
 
@@ -140,28 +138,8 @@ def test_every_call_fails_in_turn() -> None:
     assert report.violations == [], str(report)
 
 
-def _rotate_without_directory_sync(disk: Disk, source: Path, target: Path) -> None:
-    disk.rename(source, target)
-
-
-def _start_without_sync(disk: Disk, directory: Path, position: int) -> DiskFile:
-    file = disk.create(directory / ACTIVE_NAME)
-    file.append([encode_header(WalHeader(position))])
-    return file
-
-
-class _Believe(int):
-    """A checksum that equals any other."""
-
-    def __ne__(self, _other: object) -> bool:
-        return False
-
-    __eq__ = int.__eq__
-    __hash__ = int.__hash__
-
-
-def _any_sum(_data: object) -> _Believe:
-    return _Believe()
+def _any_sum(_data: object) -> Believed:
+    return Believed()
 
 
 def _acknowledge_before_sync(log: WalWriter) -> int:
@@ -171,8 +149,8 @@ def _acknowledge_before_sync(log: WalWriter) -> int:
 @pytest.mark.parametrize(
     ("module", "name", "bug"),
     [
-        (writer, "retire_file", _rotate_without_directory_sync),
-        (writer, "start_file", _start_without_sync),
+        (writer, "retire_file", rotate_without_directory_sync),
+        (writer, "start_file", start_without_sync),
         (writer.WalWriter, "sync", _acknowledge_before_sync),
         (recovery, "_last_sequence", lambda _disk, _files: -1),
         (scan, "crc32", _any_sum),

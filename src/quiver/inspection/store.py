@@ -218,10 +218,10 @@ def _read_root(
 
 
 def _read_ledger(parts: Parts) -> Ledger | None:
-    ledger: Ledger | None = None
+    found: list[Ledger | None] = [None]
     with parts.noting(parts.root / LEDGER_NAME):
-        ledger = load_ledger(parts.view.disk, parts.root)
-    return ledger
+        found.append(load_ledger(parts.view.disk, parts.root))
+    return found[-1]
 
 
 def _subscriber_of(name: str) -> str | None:

@@ -6,9 +6,10 @@ In this order, so that a crash in the middle of recovery only makes the next one
 2. everything behind it is replayed, each entry handed to the caller;
 3. damaged bytes are copied to ``quarantine/<log position>.bin`` and reported;
 4. a torn tail is cut off the active file;
-5. where the log ends before the cursor (the disk lost what was already in segments), or where there
-   is no usable active file, a new one is started at the larger of both, so that no position is ever
-   given out twice.
+5. where the log ends before the cursor (the disk lost what was already in segments), or where the
+   active file is missing, empty, or not fit to be appended to, a new one is started at the larger
+   of both, so that no position is ever given out twice. An empty file is made anew because nobody
+   knows how far whoever made it had come with making it durable.
 """
 
 from __future__ import annotations

@@ -141,18 +141,7 @@ def test_every_call_fails_in_turn_and_is_made_again(name: str) -> None:
     assert [found for found in _errors(name) if not _is_directory_sync(found[0])] == []
 
 
-_KNOWN = {
-    "unregister": "after a sync of the directory that failed, an unlink cannot be made again",
-}
-
-
-def _maybe_known(name: str) -> object:
-    if name not in _KNOWN:
-        return _together(name)
-    return _together(name, pytest.mark.xfail(reason=_KNOWN[name], strict=True))
-
-
-@pytest.mark.parametrize("name", [_maybe_known(name) for name in PROTOCOLS])
+@pytest.mark.parametrize("name", [_together(name) for name in PROTOCOLS])
 def test_every_directory_sync_fails_in_turn_and_is_made_again(name: str) -> None:
     assert [found for found in _errors(name) if _is_directory_sync(found[0])] == []
 

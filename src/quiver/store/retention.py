@@ -201,7 +201,9 @@ class Retention:
         return sum(manifest.item_count(i) or 0 for i in range(len(manifest)))
 
     def _delete(self, numbers: Iterable[int], reason: str) -> int:
-        chosen = list(numbers)[:MAX_DELETES_PER_STEP]
+        # What is said of a segment in progress files stays as long as the segment may come back.
+        chosen = [number for number in numbers if number not in self.segments.undead]
+        chosen = chosen[:MAX_DELETES_PER_STEP]
         if not chosen:
             return 0
         self._write_ledger()  # what is lost is counted before anything says that it is gone

@@ -56,6 +56,8 @@ class SegmentSet:
         self._size = 0
         self._readers: OrderedDict[int, SegmentReader] = OrderedDict()
         self.corrupt: list[CorruptSegment] = []
+        self.undead: set[int] = set()
+        """Deleted, but a power cut may bring them back: the sync of the directory failed."""
         self.highest_seen = -1
         """The largest number of any file, readable or not."""
 
@@ -147,6 +149,7 @@ class SegmentSet:
     def delete(self, numbers: list[int]) -> int:
         """Remove the files of segments, durably; the bytes that became free."""
         freed = 0
+        deleted = []
         for number in numbers:
             info = self._infos.get(number)
             if info is None:
@@ -154,10 +157,15 @@ class SegmentSet:
             with suppress(FileNotFoundError):  # somebody was faster
                 self._disk.unlink(info.path)
             freed += info.size
+            deleted.append(number)
             with self._lock:
                 self._forget(number)
-        if freed:
-            self._disk.sync_dir(self._directory)
+        if deleted:
+            try:
+                self._disk.sync_dir(self._directory)
+            except OSError:
+                self.undead.update(deleted)
+                raise
         return freed
 
     def set_aside(self, number: int, reason: str) -> None:

@@ -225,8 +225,11 @@ class Registry:
             if subscriber_id not in self._subscribers:
                 raise SubscriberNotFound(f"there is no subscriber {subscriber_id!r}")
             path = progress_path(self._root, subscriber_id)
-            if self._disk.exists(path):
-                self._disk.unlink(path)
+            if not self._disk.exists(path):
+                # The sync of an earlier attempt failed, and another one would not help: a power
+                # cut may bring the file back. One that is made anew can be removed for good.
+                store_progress(self._disk, path, Progress())
+            self._disk.unlink(path)
             self._disk.sync_dir(self._root)
             del self._subscribers[subscriber_id]
             self._external.pop(subscriber_id, None)

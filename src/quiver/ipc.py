@@ -290,8 +290,7 @@ class IpcFile:
         self._source = source
         self._offset = offset
         self._compression = compression
-        self._shape = PlainShape()
-        self._metadata_length = -1
+        self._plain = -1, PlainShape()
         self._view = memoryview(data).cast("B")
         with _naming(source, offset, "a stream"):
             footer = read_footer(self._view)
@@ -313,9 +312,8 @@ class IpcFile:
         """One batch; its buffers lie inside ``data`` unless they were compressed."""
         block = self._blocks[index]
         try:
-            if block.metadata_length != self._metadata_length or not self._shape.fits(
-                self._view, block.offset
-            ):
+            metadata_length, shape = self._plain
+            if block.metadata_length != metadata_length or not shape.fits(self._view, block.offset):
                 self._check(block)
             batch: pa.RecordBatch = self._reader.get_batch(index)
             _validate(batch, validation)
@@ -332,6 +330,6 @@ class IpcFile:
         if not claimed:
             # The shape includes the size that stands in the message, so it need not be compared
             # again for those that have the same one in the footer.
-            self._shape = PlainShape()
-            self._shape.fits(self._view, block.offset)
-            self._metadata_length = block.metadata_length
+            shape = PlainShape()
+            shape.fits(self._view, block.offset)
+            self._plain = block.metadata_length, shape

@@ -115,11 +115,12 @@ class PlainShape:
     The messages of one schema by one writer differ in their numbers, not in how their tables refer
     to each other. So the references of the first plain one are remembered, and a message that has
     the same ones at the same places is plain too: one comparison instead of a walk.
+
+    What is remembered is replaced as one thing, so that threads never see half of it.
     """
 
     def __init__(self) -> None:
-        self._layout: struct.Struct | None = None
-        self._values: tuple[int, ...] = ()
+        self._known: tuple[struct.Struct, tuple[int, ...]] | None = None
 
     def fits(self, view: memoryview, start: int) -> bool:
         """Whether the message at ``start`` is plain.
@@ -128,7 +129,8 @@ class PlainShape:
         verification refuses the message.
         """
         try:
-            if self._layout and self._layout.unpack_from(view, start) == self._values:
+            known = self._known
+            if known is not None and known[0].unpack_from(view, start) == known[1]:
                 return True
             visited = _visit_plain(view, start)
         except struct.error:
@@ -148,8 +150,7 @@ class PlainShape:
                 return  # values that overlap: a strange writer, whose messages are walked each time
             layout += f"{offset - end}x{code}"
             end = offset + struct.calcsize(f"<{code}")
-        self._layout = struct.Struct(layout)
-        self._values = tuple(value for _, _, value in visited)
+        self._known = struct.Struct(layout), tuple(value for _, _, value in visited)
 
 
 _Visited: TypeAlias = tuple[int, str, int]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -182,6 +183,16 @@ def _buffers(column: pa.Array[Any]) -> list[pa.Buffer]:
     if isinstance(column, pa.DictionaryArray):
         arrays.append(column.dictionary)
     return [b for array in arrays for b in array.buffers() if b is not None and b.size]
+
+
+def test_several_threads_read_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "0.qseg"
+    made = [plain_bundle(index, rows=50) for index in range(200)]
+    write_segment(RealDisk(), path, segment_of(*made))
+    reader = SegmentReader.open(RealDisk(), path)
+    with ThreadPoolExecutor(8) as pool:
+        for index, back in enumerate(pool.map(reader.bundle, [*range(200)] * 5)):
+            assert_same(back, made[index % 200])
 
 
 def test_a_bundle_outlives_reader_and_file(tmp_path: Path) -> None:

@@ -5,7 +5,8 @@ Where rules meet, the first of these that applies decides:
 1. **Resolved by everybody**: the segment is deleted, whatever its age; up to ``headroom`` bytes of
    such segments are kept. In any order: one slow bundle does not hold what is behind it.
 2. **Too old** (``max_age``): the segment is deleted although somebody still needs it; what they had
-   not resolved is counted as expired. Age is that of its newest bundle, since ingestion.
+   not resolved is counted as expired. Age is that of its newest bundle, since ingestion; segments
+   of the reference implementation do not tell it and are not too old.
 3. **No room** (``size_cap``, ``min_free_space``) with ``drop_oldest``: the oldest segment that
    nobody is working on is dropped, one after the other until there is room; counted as dropped.
 4. **No room** with ``backpressure``: new bundles are refused until 1 or 2 made room.
@@ -120,7 +121,9 @@ class Retention:
         expired = []
         for number in self.segments.numbers[:MAX_DELETES_PER_STEP]:
             newest = self._newest_ns(number)
-            if newest is None or newest >= horizon:
+            if newest is None:
+                continue  # nobody knows how old it is, so it is not too old
+            if newest >= horizon:
                 break
             expired.append(number)
         return self._drop(expired, "expired")
@@ -130,7 +133,8 @@ class Retention:
             manifest = self.segments.manifest(number)
         except (FormatError, SegmentNotFound):
             return None
-        return max((manifest.ingestion_time_ns(i) or 0 for i in range(len(manifest))), default=None)
+        times = (manifest.ingestion_time_ns(i) for i in range(len(manifest)))
+        return max((time for time in times if time is not None), default=None)
 
     def _drop_oldest(self) -> int:
         dropped = 0

@@ -296,6 +296,8 @@ class Keeper:
             mine = self._asked
             self._condition.notify_all()
             self._condition.wait_for(lambda: self._done >= mine or self._closing, timeout)
+            if self._done < mine and self._closing:
+                raise StoreClosed("the store was closed before its open segment was finalised")
             if self._error is not None and self._done >= mine:
                 raise self._error
 

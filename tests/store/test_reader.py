@@ -9,6 +9,7 @@ import pytest
 from bundles import plain_bundle
 
 from quiver import (
+    RealDisk,
     SegmentConfig,
     SegmentNotFound,
     Snapshot,
@@ -90,6 +91,26 @@ def test_nothing_is_missed_or_doubled_while_the_writer_works(tmp_path: Path) -> 
         writer.join()
         assert looks > 0
         assert values(reader.snapshot()) == list(range(300))
+
+
+def test_a_file_that_is_renamed_between_two_looks_is_not_missed(tmp_path: Path) -> None:
+    config = StoreConfig(
+        segment=SegmentConfig(max_open_duration=3600), wal=WalConfig(rotation_target=1)
+    )
+    with Store.open(tmp_path, config) as store:
+        store.ingest(plain_bundle(0))
+
+        class RotatedMeanwhile(RealDisk):
+            looks = 0
+
+            def list_directory(self, path: Path) -> list[str]:
+                names = super().list_directory(path)
+                self.looks += 1
+                if self.looks == 1:
+                    store.ingest(plain_bundle(1))  # the file with the first one is renamed
+                return names
+
+        assert values(StoreReader(tmp_path, RotatedMeanwhile()).snapshot()) == [0, 1]
 
 
 def test_a_bundle_that_is_in_both_is_counted_once(tmp_path: Path) -> None:

@@ -23,10 +23,10 @@ from quiver.segment.reader import SegmentReader
 from quiver.store.ledger import load_ledger
 from quiver.wal.cursor import load_cursor
 from quiver.wal.entry import WalEntry
-from quiver.wal.files import find_files
+from quiver.wal.files import WalFile, find_files
 from quiver.wal.replay import DamagedRange, ReplayedEntry, replay
 
-_ATTEMPTS = 5
+_ATTEMPTS = 100
 
 
 class Place(NamedTuple):
@@ -84,10 +84,14 @@ class StoreReader:
         return None if ledger is None else ledger.store_id
 
     def _log(self, snapshot: Snapshot) -> list[WalEntry]:
-        """The entries behind the cursor; read again when a file is rotated away meanwhile."""
+        """The entries behind the cursor; read again when files came or went meanwhile.
+
+        A file that is renamed between two looks at the directory could be missed, without an error.
+        """
         directory = self._root / "wal"
         for _ in range(_ATTEMPTS):
             entries: list[WalEntry] = []
+            problems: list[str] = []
             try:
                 cursor = load_cursor(self._disk, directory) or 0
                 files = find_files(self._disk, directory)
@@ -95,11 +99,14 @@ class StoreReader:
                     if isinstance(item, ReplayedEntry):
                         entries.append(item.entry)
                     elif isinstance(item, DamagedRange) and not item.torn:
-                        snapshot.problems.append(f"{item.path}: {item.reason}")
+                        problems.append(f"{item.path}: {item.reason}")
+                if _places(files) != _places(find_files(self._disk, directory)):
+                    continue
             except FileNotFoundError:
                 continue
             except FormatError as error:
-                snapshot.problems.append(str(error))
+                problems.append(str(error))
+            snapshot.problems += problems
             return entries
         raise SegmentNotFound(f"{directory}: there is no log, or it changes too fast to be read")
 
@@ -114,6 +121,10 @@ class StoreReader:
                 continue  # every subscriber was done with it
             except FormatError as error:
                 snapshot.problems.append(str(error))
+
+
+def _places(files: list[WalFile]) -> list[tuple[Path, int]]:
+    return [(file.path, file.start) for file in files]
 
 
 def _last_sequence(reader: SegmentReader) -> int:

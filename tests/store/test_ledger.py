@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 
 from quiver import FormatError, Start, StoreConfig
 from quiver.store.core import Clock, StoreCore
-from quiver.store.ledger import FILE_NAME, Ledger, decode_ledger, encode_ledger, load_ledger
+from quiver.store.ledger import (
+    FILE_NAME,
+    Ledger,
+    StartPoint,
+    decode_ledger,
+    encode_ledger,
+    load_ledger,
+)
 from quiver.testing import SimulatedDisk
 
 ROOT = Path("/store")
@@ -31,12 +38,20 @@ def take(core: StoreCore, index: int) -> int:
     st.integers(0, 2**63),
     st.integers(0, 2**63),
     st.dictionaries(st.text(max_size=9), st.integers(1, 99)),
+    st.dictionaries(
+        st.text(max_size=9),
+        st.builds(StartPoint, st.sampled_from(["sequence", "time"]), st.integers(0, 2**63)),
+    ),
 )
-def test_round_trip(segment: int, sequence: int, losses: dict[str, int]) -> None:
-    ledger = Ledger(next_segment=segment, next_sequence=sequence, losses=Counter(losses))
+def test_round_trip(
+    segment: int, sequence: int, losses: dict[str, int], starts: dict[str, StartPoint]
+) -> None:
+    ledger = Ledger(
+        next_segment=segment, next_sequence=sequence, losses=Counter(losses), starts=starts
+    )
     back = decode_ledger(encode_ledger(ledger), source="f")
     assert (back.store_id, back.next_segment) == (ledger.store_id, segment)
-    assert (back.next_sequence, back.losses) == (sequence, losses)
+    assert (back.next_sequence, back.losses, back.starts) == (sequence, losses, starts)
     assert not back.dirty
 
 
@@ -97,3 +112,16 @@ def test_the_ledger_remembers_what_every_other_file_has_forgotten() -> None:
     ledger = load_ledger(disk, ROOT)
     assert ledger is not None
     assert ledger.store_id == core.ledger.store_id
+
+
+def test_a_start_between_bundles_survives_a_power_cut() -> None:
+    disk = SimulatedDisk()
+    core = opened(disk)
+    for index in range(4):
+        take(core, index)
+    core.register("reader", Start.at_sequence(2))
+    for rebooted in disk.crash_states(limit=64):
+        again = opened(rebooted)
+        assert not again.register("reader", Start.earliest())
+        again.finalise_due(at_once=True)
+        assert [info.pending for info in again.registry.infos()] == [2]

@@ -8,7 +8,6 @@ from bundles import START_NS, numbers
 
 from quiver import RecordBundle, RetentionConfig, SizeCapPolicy, StorageAtCapacity, StoreConfig
 from quiver.store.core import Clock, Start, StoreCore
-from quiver.store.retention import MAX_ROUNDS_WAITED
 from quiver.store.siblings import Siblings, split_cap
 from quiver.testing import SimulatedDisk
 
@@ -65,7 +64,7 @@ def test_a_store_does_not_wait_for_ever_for_one_that_does_not_run() -> None:
     object.__setattr__(store.retention.config, "size_cap", 10**9)
     put(store, 20)
     object.__setattr__(store.retention.config, "size_cap", 1)
-    for _ in range(MAX_ROUNDS_WAITED):
+    for _ in range(store.retention.config.patience):
         store.maintain()
         assert len(store.segments.numbers) == 1
     store.maintain()

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from quiver.bundle import RecordBundle
 from quiver.config import StoreConfig
@@ -33,13 +33,13 @@ from quiver.errors import (
 from quiver.metrics import SIZE_BOUNDS, Metrics
 from quiver.store.intake import Intake, Intent, Receipt
 from quiver.store.ledger import FILE_NAME as LEDGER_NAME
-from quiver.store.ledger import Ledger, load_ledger
+from quiver.store.ledger import Ledger, StartPoint, load_ledger
 from quiver.store.retention import Retention
 from quiver.store.segments import SegmentSet
+from quiver.subscriber.progress import check_subscriber_id
 from quiver.subscriber.registry import Registry
 
 LOCK_NAME: Final = "quiver.lock"
-REMEMBERED_REJECTIONS: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +50,7 @@ class Clock:
     time_ns: Callable[[], int]
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
+class Start(NamedTuple):
     """Where a new subscriber starts. Made by the functions below."""
 
     kind: str
@@ -98,7 +97,7 @@ class StoreCore:
         """Set when the log was full: the next maintenance lets go of what it can."""
         self.problems: list[str] = []
         """What was found damaged, and where it was put."""
-        self.rejections: deque[tuple[str, str]] = deque(maxlen=REMEMBERED_REJECTIONS)
+        self.rejections: deque[tuple[str, str]] = deque(maxlen=config.remembered_rejections)
         """The last bundles that subscribers could not use: who, and why."""
         disk.make_directory(root)
         self._lock = self._take_lock()
@@ -119,10 +118,13 @@ class StoreCore:
 
     def _open(self, on_change: Callable[[], None]) -> None:
         self.ledger = self._load_ledger()
-        self.segments = SegmentSet(self._disk, self._root / "segments")
+        self.segments = SegmentSet(
+            self._disk, self._root / "segments", self._config.segment.max_open_readers
+        )
         self.segments.scan()
         self.registry = Registry(self._disk, self._root, on_change)
-        self.registry.load(self._bundle_counts())
+        skips = {name: self._skips(start) for name, start in self.ledger.starts.items()}
+        self.registry.load(self._bundle_counts(), skips)
         next_segment = max(
             self.ledger.next_segment,
             self.segments.highest_seen + 1,
@@ -230,10 +232,15 @@ class StoreCore:
     def register(self, subscriber_id: str, start: Start, *, external: bool = False) -> bool:
         """Make a subscriber known; one that was known goes on where it was. Whether it is new."""
         floor = self.intake.next_segment if start.kind == "latest" else 0
-        skips = self._skips(start) if start.kind in {"sequence", "time"} else None
+        point = StartPoint(*start) if start.kind in {"sequence", "time"} else None
+        check_subscriber_id(subscriber_id)
+        if not self.registry.knows(subscriber_id):
+            self.ledger.start_at(subscriber_id, point)
+            self.ledger.store(self._disk, self._root)  # before there is a subscriber without it
+        skips = self._skips(point) if point else None
         return self.registry.register(subscriber_id, floor, skips, external=external)
 
-    def _skips(self, start: Start) -> Callable[[int], list[int]]:
+    def _skips(self, start: StartPoint) -> Callable[[int], list[int]]:
         def skips(number: int) -> list[int]:
             try:
                 manifest = self.segments.manifest(number)
@@ -255,6 +262,7 @@ class StoreCore:
         self.ledger.lost({f"{reason}.bundles.{subscriber_id}": dropped})
         self.ledger.store(self._disk, self._root)
         self.registry.remove(subscriber_id)
+        self.ledger.start_at(subscriber_id, None)
         self.metrics.count(
             "quiver.subscriber.dropped_bundles_total", dropped, subscriber=subscriber_id
         )
@@ -300,6 +308,8 @@ class StoreCore:
             )
         self.metrics.set("quiver.wal.bytes", self.intake.wal.size)
         self.metrics.set("quiver.segment.bytes", self.segments.size)
+        self.metrics.set("quiver.segment.open_readers", self.segments.open_readers)
+        self.metrics.set("quiver.segment.frozen_bytes", self.intake.frozen_bytes)
 
     def close(self) -> None:
         """Finalise what is open, persist progress, let the lock go."""

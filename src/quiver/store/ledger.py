@@ -1,4 +1,4 @@
-"""What a store must remember for ever, whatever is deleted: its name, its numbers, its losses.
+"""What a store must remember for ever, whatever is deleted: its name, numbers and losses.
 
 ``quiver.ledger`` in the root of the store, replaced as a whole, one line of JSON and one with the
 CRC-32 of it in hex. It is ours: the reference implementation does not look at it.
@@ -8,6 +8,8 @@ CRC-32 of it in hex. It is ours: the reference implementation does not look at i
 ``next_segment``    no segment below this number will be written again
 ``next_sequence``   no log entry below this number
 ``losses``          bundles, items, bytes and segments that were dropped, by reason and subscriber
+``starts``          subscribers that start between two bundles: ``["sequence", 7]`` for the first
+                    log entry they want, ``["time", 1760000000000000000]`` for the ingestion time
 ==================  ==========================================================================
 
 It is written before anything is deleted, so that no number can come back. A ledger that cannot be
@@ -23,7 +25,7 @@ import uuid
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from quiver.checksum import crc32
 from quiver.disk import BytesLike, Disk, publish
@@ -34,6 +36,13 @@ MAX_SIZE: Final = 1024 * 1024
 _VERSION = 1
 
 
+class StartPoint(NamedTuple):
+    """The first bundle that a subscriber wants: ``sequence`` or ``time``, and which."""
+
+    kind: str
+    value: int
+
+
 @dataclass(slots=True)
 class Ledger:
     """The facts, and whether they differ from the file."""
@@ -42,6 +51,7 @@ class Ledger:
     next_segment: int = 0
     next_sequence: int = 0
     losses: Counter[str] = field(default_factory=Counter)
+    starts: dict[str, StartPoint] = field(default_factory=dict)
     dirty: bool = True
     _counting: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
     _writing: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
@@ -50,6 +60,16 @@ class Ledger:
         """Add to the losses. From any thread."""
         with self._counting:
             self.losses.update({name: count for name, count in counts.items() if count})
+            self.dirty = True
+
+    def start_at(self, subscriber_id: str, start: StartPoint | None) -> None:
+        """Remember where a subscriber starts; None: at the beginning of a segment."""
+        with self._counting:
+            if self.starts.get(subscriber_id) == start:
+                return
+            self.starts.pop(subscriber_id, None)
+            if start is not None:
+                self.starts[subscriber_id] = start
             self.dirty = True
 
     def raise_numbers(self, next_segment: int, next_sequence: int) -> None:
@@ -82,6 +102,7 @@ def encode_ledger(ledger: Ledger) -> bytes:
         "next_segment": ledger.next_segment,
         "next_sequence": ledger.next_sequence,
         "losses": dict(sorted(ledger.losses.items())),
+        "starts": dict(sorted(ledger.starts.items())),
     }
     body = json.dumps(facts, separators=(",", ":")).encode() + b"\n"
     return body + f"{crc32(body):08x}\n".encode()
@@ -114,11 +135,16 @@ def _ledger_of(facts: dict[str, Any]) -> Ledger:
     if facts["version"] != _VERSION:
         raise ValueError(f"version {facts['version']}")
     losses = Counter({str(name): int(count) for name, count in facts["losses"].items()})
+    starts = {
+        str(subscriber_id): StartPoint(str(kind), int(value))
+        for subscriber_id, (kind, value) in facts.get("starts", {}).items()
+    }
     return Ledger(
         uuid.UUID(hex=facts["store_id"]).hex,
         int(facts["next_segment"]),
         int(facts["next_sequence"]),
         losses,
+        starts,
         dirty=False,
     )
 

@@ -31,8 +31,6 @@ from quiver.store.segments import SegmentSet
 from quiver.store.siblings import Siblings
 from quiver.subscriber.registry import Registry
 
-MAX_DELETES_PER_STEP = 64
-MAX_ROUNDS_WAITED = 20
 NANOSECONDS = 1_000_000_000
 
 
@@ -119,7 +117,7 @@ class Retention:
             return 0
         horizon = time_ns - int(self.config.max_age * NANOSECONDS)
         expired = []
-        for number in self.segments.numbers[:MAX_DELETES_PER_STEP]:
+        for number in self.segments.numbers[: self.config.max_deletes_per_step]:
             newest = self._newest_ns(number)
             if newest is None:
                 continue  # nobody knows how old it is, so it is not too old
@@ -138,7 +136,7 @@ class Retention:
 
     def _drop_oldest(self) -> int:
         dropped = 0
-        for number in self.segments.numbers[:MAX_DELETES_PER_STEP]:
+        for number in self.segments.numbers[: self.config.max_deletes_per_step]:
             if not self._is_over_cap():
                 self._rounds_waited = 0
                 break
@@ -150,7 +148,7 @@ class Retention:
 
     def _another_should_go_first(self, number: int) -> bool:
         """Whether a sibling holds something older, and may still be expected to drop it."""
-        if self._siblings is None or self._rounds_waited >= MAX_ROUNDS_WAITED:
+        if self._siblings is None or self._rounds_waited >= self.config.patience:
             return False
         theirs, mine = self._siblings.oldest_ns(), self._newest_ns(number)
         if theirs is None or mine is None or mine <= theirs:
@@ -207,7 +205,7 @@ class Retention:
     def _delete(self, numbers: Iterable[int], reason: str) -> int:
         # What is said of a segment in progress files stays as long as the segment may come back.
         chosen = [number for number in numbers if number not in self.segments.undead]
-        chosen = chosen[:MAX_DELETES_PER_STEP]
+        chosen = chosen[: self.config.max_deletes_per_step]
         if not chosen:
             return 0
         self._write_ledger()  # what is lost is counted before anything says that it is gone

@@ -21,7 +21,6 @@ from quiver.segment.layout import segment_file_name, segment_sequence
 from quiver.segment.reader import SegmentReader
 from quiver.segment.tables import Manifest
 
-MAX_OPEN_READERS: Final = 64
 CORRUPT_SUFFIX: Final = ".corrupt"
 
 
@@ -48,8 +47,9 @@ class CorruptSegment:
 class SegmentSet:
     """The segments in one directory. Safe to use from several threads."""
 
-    def __init__(self, disk: Disk, directory: Path) -> None:
+    def __init__(self, disk: Disk, directory: Path, max_open_readers: int) -> None:
         self._disk = disk
+        self._max_open_readers = max_open_readers
         self._directory = directory
         self._lock = threading.Lock()
         self._infos: dict[int, SegmentInfo] = {}
@@ -107,6 +107,11 @@ class SegmentSet:
     def size(self) -> int:
         """Bytes of all segments."""
         return self._size
+
+    @property
+    def open_readers(self) -> int:
+        """How many segments are mapped."""
+        return len(self._readers)
 
     def info(self, number: int) -> SegmentInfo | None:
         """What is known of a segment; None when it is gone."""
@@ -193,5 +198,5 @@ class SegmentSet:
 
     def _keep(self, number: int, reader: SegmentReader) -> None:
         self._readers[number] = reader
-        while len(self._readers) > MAX_OPEN_READERS:
+        while len(self._readers) > self._max_open_readers:
             self._readers.popitem(last=False)

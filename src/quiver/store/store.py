@@ -37,7 +37,7 @@ from quiver.errors import (
 from quiver.metrics import Metrics
 from quiver.store.core import Clock, Start, StoreCore
 from quiver.store.intake import Intent, Receipt
-from quiver.store.threads import AsyncTicket, Committer, Keeper, Ticket, Wakeup
+from quiver.store.threads import AsyncTicket, Committer, Keeper, Wakeup
 from quiver.subscriber.handle import BundleHandle
 from quiver.subscriber.registry import SubscriberInfo
 from quiver.subscriber.state import BundleRef, Claim
@@ -91,9 +91,7 @@ class Store:
 
     def ingest(self, bundle: RecordBundle) -> Receipt:
         """Store a bundle; returns when it is durable, unless ``ack`` or ``durability`` say less."""
-        ticket = Ticket()
-        self._committer.submit(self._prepare(bundle), ticket)
-        return ticket.wait()
+        return self._committer.commit(self._prepare(bundle))
 
     def _prepare(self, bundle: RecordBundle) -> Intent:
         self._check_open()

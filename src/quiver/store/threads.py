@@ -2,7 +2,8 @@
 
 The committer takes whatever waits when it comes by, writes it with one call and syncs it with one,
 and wakes the whole group together. While it syncs, the next group gathers: the slower the disk, the
-larger the groups. A lone bundle does not wait for others.
+larger the groups. A thread that comes when nobody waits commits its bundle itself: handing it to
+the committer and back would cost it two switches of threads.
 
 The keeper finalises segments when they are due and maintains the store, so that no ingest ever
 waits for either. Errors of the disk are counted and tried again; they do not end the thread.
@@ -15,15 +16,12 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 from quiver.config import Ack, StoreConfig
 from quiver.errors import QuiverError, StorageAtCapacity, StoreClosed
 from quiver.store.core import Clock, StoreCore
 from quiver.store.intake import Intent, Receipt
-
-MAX_GROUP_BYTES: Final = 16 * 1024 * 1024
-RELIEF_TIMEOUT: Final = 2.0
 
 
 class Ticket:
@@ -142,6 +140,7 @@ class Committer:
         self._condition = threading.Condition()
         self._waiting: list[tuple[Intent, AnyTicket]] = []
         self._waiting_bytes = 0
+        self._is_committing = False
         self._closing = False
         self._unsynced_since: float | None = None
         self._thread = threading.Thread(target=self._run, name="quiver-committer", daemon=True)
@@ -151,6 +150,20 @@ class Committer:
     def waiting_bytes(self) -> int:
         """Bytes that were handed in and are not written yet."""
         return self._waiting_bytes
+
+    def commit(self, intent: Intent) -> Receipt:
+        """Commit a bundle in the thread that brings it, or wait for the group that takes it."""
+        ticket = Ticket()
+        with self._condition:
+            is_alone = not (self._is_committing or self._waiting or self._closing)
+            if is_alone:
+                self._is_committing = True
+        if is_alone:
+            self._commit([(intent, ticket)])
+            self._keeper.nudge_if_due()
+        else:
+            self.submit(intent, ticket)
+        return ticket.wait()
 
     def submit(self, intent: Intent, ticket: AnyTicket) -> None:
         """Put a bundle in the queue; the ticket is settled later."""
@@ -186,7 +199,7 @@ class Committer:
 
     def _next_group(self) -> tuple[list[tuple[Intent, AnyTicket]], bool]:
         with self._condition:
-            while not self._waiting and not self._closing:
+            while self._is_committing or not (self._waiting or self._closing):
                 if self._unsynced_since is not None:
                     due = self._unsynced_since + self._config.wal.flush_interval
                     if not self._condition.wait(max(0.0, due - self._clock.monotonic())):
@@ -196,16 +209,27 @@ class Committer:
             size = count = 0
             for intent, _ in self._waiting:
                 size += intent.size
-                if count and size > MAX_GROUP_BYTES:
+                if count and size > self._config.max_group_bytes:
                     size -= intent.size
                     break
                 count += 1
             group = self._waiting[:count]
             del self._waiting[:count]
             self._waiting_bytes -= size
+            self._is_committing = bool(group)
             return group, self._closing
 
     def _commit(self, group: list[tuple[Intent, AnyTicket]]) -> None:
+        """For whoever set ``_is_committing``: one at a time, this thread or another."""
+        try:
+            self._settle(group)
+        finally:
+            with self._condition:
+                self._is_committing = False
+                if self._waiting or self._closing or self._unsynced_since is not None:
+                    self._condition.notify()
+
+    def _settle(self, group: list[tuple[Intent, AnyTicket]]) -> None:
         intents = [intent for intent, _ in group]
         receipts: list[Receipt] | None = None
         failure: Exception | None = None
@@ -218,7 +242,7 @@ class Committer:
         except StorageAtCapacity as error:
             if len(group) > 1:  # what does not fit together may fit one by one
                 for one in group:
-                    self._commit([one])
+                    self._settle([one])
                 return
             failure = error
         except Exception as error:  # noqa: BLE001 - whoever waits must hear of it, whatever it is
@@ -231,7 +255,8 @@ class Committer:
         """The log is full: have the open segment finalised, so that its files can go."""
         try:
             self._core.pressure = True
-            self._keeper.finalise_now(RELIEF_TIMEOUT)
+            self._core.metrics.count("quiver.wal.reliefs_total")
+            self._keeper.finalise_now(self._config.relief_timeout)
         except (OSError, QuiverError) as error:
             raise StorageAtCapacity(f"there is no room, and none can be made: {error}") from error
 

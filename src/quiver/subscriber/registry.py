@@ -104,8 +104,12 @@ class Registry:
 
     # --- a store opens ----------------------------------------------------------------------------
 
-    def load(self, segments: Mapping[int, int]) -> None:
-        """Find the progress files. ``segments``: number to bundle count of all that exist."""
+    def load(self, segments: Mapping[int, int], skips_of: Mapping[str, Skips]) -> None:
+        """Find the progress files.
+
+        ``segments``: number to bundle count of all that exist. ``skips_of``: what subscribers skip
+        who registered with a start between bundles.
+        """
         self._segments = dict(segments)
         for name in self._disk.list_directory(self._root):
             if not name.startswith(FILE_PREFIX) or name.endswith((".tmp", CORRUPT_SUFFIX)):
@@ -116,9 +120,11 @@ class Registry:
                 # A file has to be there, or the subscriber would be forgotten by the next start.
                 progress = Progress()
                 store_progress(self._disk, self._root / name, progress)
-            state = SubscriberState(progress)
-            self._subscribers[subscriber_id] = _Subscriber(state, Phase.LOADED)
-            self._bring_up_to_date(state)
+            subscriber = _Subscriber(
+                SubscriberState(progress), Phase.LOADED, skips_of.get(subscriber_id)
+            )
+            self._subscribers[subscriber_id] = subscriber
+            self._bring_up_to_date(subscriber)
 
     def _read(self, path: Path) -> Progress | None:
         """A progress file; one that is damaged is set aside, and everything is delivered again."""
@@ -131,13 +137,20 @@ class Registry:
             self.corrupt.append(f"{error}; kept as {target}")
             return None
 
-    def _bring_up_to_date(self, state: SubscriberState) -> None:
+    def _bring_up_to_date(self, subscriber: _Subscriber) -> None:
         """Forget segments that are gone, add those that are new."""
-        for number in state.segments:
-            if number not in self._segments:
-                state.forget(number)
-        for number, bundle_count in self._segments.items():
-            state.add_segment(number, bundle_count)
+        known = set(subscriber.state.segments)
+        for number in known - self._segments.keys():
+            subscriber.state.forget(number)
+        for number in sorted(self._segments.keys() - known):
+            self._add(subscriber, number)
+
+    def _add(self, subscriber: _Subscriber, number: int) -> None:
+        """Let a subscriber know of a segment, without what lies before its start."""
+        subscriber.state.add_segment(number, self._segments[number])
+        if subscriber.skips is not None:
+            skipped = subscriber.skips(number)
+            subscriber.state.resolve_many(BundleRef(number, bundle) for bundle in skipped)
 
     @property
     def highest_segment_named(self) -> int:
@@ -163,8 +176,7 @@ class Registry:
         """Make a subscriber known, durably; whether it is new.
 
         One that has a progress file goes on where it was. A new one starts at segment ``floor``,
-        without the bundles that ``skips`` names, also in segments that come while this process
-        runs.
+        without the bundles that ``skips`` names, also in segments to come.
         """
         check_subscriber_id(subscriber_id)
         with self._files, self._lock:
@@ -181,16 +193,19 @@ class Registry:
                 return False
             state = SubscriberState()
             state.start_at(floor)
-            self._bring_up_to_date(state)
-            if skips is not None:
-                for number in state.segments:
-                    state.resolve_many(BundleRef(number, bundle) for bundle in skips(number))
+            subscriber = _Subscriber(state, phase, skips)
+            self._bring_up_to_date(subscriber)
             store_progress(
                 self._disk, progress_path(self._root, subscriber_id), state.to_progress()
             )
             state.dirty = False
-            self._subscribers[subscriber_id] = _Subscriber(state, phase, skips)
+            self._subscribers[subscriber_id] = subscriber
             return True
+
+    def knows(self, subscriber_id: str) -> bool:
+        """Whether the subscriber registered, in this run or an earlier one."""
+        with self._lock:
+            return subscriber_id in self._subscribers
 
     def activate(self, subscriber_id: str) -> None:
         """From now on it may claim bundles."""
@@ -264,11 +279,7 @@ class Registry:
             self._segments[number] = bundle_count
             self._look_for_complete = True  # a subscriber that starts later has nothing to do in it
             for subscriber in self._subscribers.values():
-                state = subscriber.state
-                state.add_segment(number, bundle_count)
-                if subscriber.skips is not None:
-                    refs = (BundleRef(number, bundle) for bundle in subscriber.skips(number))
-                    state.resolve_many(refs)
+                self._add(subscriber, number)
         self._on_change()
 
     @contextmanager
@@ -347,10 +358,9 @@ class Registry:
                 progress = self._read(path)
                 if progress is not None:
                     self._external[name] = data
-                    state = SubscriberState(progress)
                     with self._lock:
-                        self._bring_up_to_date(state)
-                        subscriber.state = state
+                        subscriber.state = SubscriberState(progress)
+                        self._bring_up_to_date(subscriber)
                         self._look_for_complete = True
 
     def complete_segments(self) -> list[int]:

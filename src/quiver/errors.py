@@ -6,6 +6,7 @@
     ├── InvalidBundle          a bundle that cannot be stored as it is
     ├── InvalidConfig          a setting outside its range
     ├── InvalidName            a name that must not become part of a path
+    ├── InvalidRequest         a telemetry request that is not OTLP, or breaks its rules
     ├── FormatError            bytes that are not what they claim to be
     │   ├── Truncated          they end before the structure does
     │   ├── ChecksumMismatch   they changed since they were written
@@ -47,6 +48,22 @@ class InvalidConfig(QuiverError):
 
 class InvalidName(QuiverError):
     """A name contains what must not become part of a file name."""
+
+
+class InvalidRequest(QuiverError):
+    """A request, by its place in the group, that cannot be taken: where in it, and why.
+
+    ``where`` is a path (``resource_spans[0].scope_spans[1].spans[3].trace_id``) or ``byte 17``,
+    and empty when neither is known.
+    """
+
+    def __init__(self, reason: str, *, where: str = "", request: int = 0) -> None:
+        self.reason = reason
+        self.where = where
+        self.request = request
+        super().__init__(
+            f"request {request}: {where}: {reason}" if where else f"request {request}: {reason}"
+        )
 
 
 class FormatError(QuiverError):

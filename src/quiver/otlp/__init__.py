@@ -1,0 +1,1 @@
+"""OTLP and Arrow: what came over the wire as columns, and back."""

@@ -20,6 +20,7 @@ PUBLIC = {
     "InvalidBundle",
     "InvalidConfig",
     "InvalidName",
+    "InvalidRequest",
     "LimitExceeded",
     "OpenSegment",
     "Payload",
@@ -64,7 +65,9 @@ PUBLIC = {
 PUBLIC_FOR_TESTS = {
     "Call",
     "ExplorationReport",
+    "Shape",
     "SimulatedDisk",
+    "Telemetry",
     "Violation",
     "error_loop",
     "explore",

@@ -44,6 +44,8 @@ class Memory:
     def __init__(self) -> None:
         self.resident_mb: float | None = None
         self.private_mb: float | None = None
+        self.growth_mb: float | None = None
+        """By how much the peak of the last three quarters of the time is above that of the first"""
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -67,6 +69,8 @@ class Memory:
             watcher.finish()
             self.resident_mb = round((max(s[0] for s in samples) - start[0]) / 1e6, 1)
             self.private_mb = round((max(s[1] for s in samples) - start[1]) / 1e6, 1)
+            first = max(s[0] for s in samples[: len(samples) // 4 + 1])
+            self.growth_mb = round((max(s[0] for s in samples) - first) / 1e6, 1)
 
 
 def _resident_bytes() -> tuple[int, int] | None:

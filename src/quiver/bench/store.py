@@ -16,13 +16,16 @@ fdatasync_p50_ms       by rows: one write and one sync of one bundle
 latency_ratio          by rows: ``p50_ms`` of one producer in relation to that
 finalise_max_ratio     ``max_ms`` of one producer while segments are finalised, in relation to that
                        of one while none is; ``finalise`` has both, and how many segments
-segment_only_ratio     speed without a log in relation to that with one, 64 producers, 1,000 rows.
-                       Both until everything is in segments: a receipt alone means less without
+segment_only_ratio     speed without a log in relation to that with one, 64 producers, 1,000 rows,
+                       until the last receipt, which means less without
+segment_only_readable  the same until everything is in segments, where writing them bounds both
 replay_mb_s            ``Store.open`` with everything in the log and nothing in segments
 backlog_rss_mb         the most that resident memory grows while ``backlog_bytes`` are written that
                        nobody acknowledges, and then read. None where the system does not tell
 backlog_private_mb     the same without the pages of mapped files, which the system takes back when
                        it needs them
+backlog_growth_mb      how much more is resident at most after a quarter of the time than before:
+                       whether memory depends on the size of the backlog
 =====================  =======================================================================
 
 Rounds are a third of those asked for, because each takes long; the backlog, which is 16 times the
@@ -41,15 +44,24 @@ import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from importlib.metadata import version
-from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from quiver.bench.formats import ROW_COUNTS, make_bundles
+from quiver.bench.formats import ROW_COUNTS
+from quiver.bench.load import (
+    MANY_PRODUCERS,
+    SUBSCRIBER,
+    Load,
+    Sample,
+    check_count,
+    least,
+    produce,
+    produce_with_tasks,
+    read_all,
+)
 from quiver.bench.measure import (
     Benchmark,
     Contender,
@@ -61,23 +73,17 @@ from quiver.bench.measure import (
     race,
 )
 from quiver.bench.rig import Background, FlatDisk, Memory
-from quiver.bundle import RecordBundle
 from quiver.config import Durability, SegmentConfig, StoreConfig, WalConfig
 from quiver.disk import Disk
-from quiver.errors import StorageAtCapacity
 from quiver.store.core import Start
 from quiver.store.store import Store
 from quiver.wal.entry import prepare_entry
 from quiver.wal.writer import WalWriter
 
-PRODUCERS: Final = (1, 64)
-_MANY: Final = PRODUCERS[-1]
+PRODUCERS: Final = (1, MANY_PRODUCERS)
 _MIDDLE_ROWS: Final = 1_000
-_MAX_BUNDLES: Final = {1: 256, _MANY: 1_024}  # short rounds, many of them: disks have moods
 _ROUND_SHARE: Final = 3
 _BACKLOG_SHARE: Final = 16
-_SUBSCRIBER: Final = "bench"
-_PATIENCE: Final = 60.0
 _FINALISED_SEGMENTS: Final = 16
 _UNBOUNDED: Final = 2**62
 _KEEP_OPEN: Final = StoreConfig(
@@ -87,9 +93,11 @@ _KEEP_OPEN: Final = StoreConfig(
 _FACTS: Final = (
     "finalise_max_ratio",
     "segment_only_ratio",
+    "segment_only_readable",
     "replay_mb_s",
     "backlog_rss_mb",
     "backlog_private_mb",
+    "backlog_growth_mb",
 )
 _CIRCUMSTANCES: Final = (
     "python",
@@ -108,12 +116,12 @@ def run(disk: Disk, directory: Path, plan: Plan, tick: Tick) -> Results:
     """Measure in ``directory``, which is empty before and after."""
     timing = _Timing(disk, directory, plan, tick)
     loads = {
-        (rows, producers): _Load.make(rows, producers, plan.file_size)
+        (rows, producers): Load.make(rows, producers, plan.file_size)
         for rows in ROW_COUNTS
         for producers in PRODUCERS
     }
     # First: memory that other rounds have left behind would hide its growth.
-    backlog = timing.backlog(loads[_MIDDLE_ROWS, _MANY])
+    backlog = timing.backlog(loads[_MIDDLE_ROWS, MANY_PRODUCERS])
     results: dict[str, dict[str, dict[str, float]]] = {}
     sync_p50_ms, latency_ratio = {}, {}
     for (rows, producers), load in loads.items():
@@ -128,8 +136,8 @@ def run(disk: Disk, directory: Path, plan: Plan, tick: Tick) -> Results:
         "fdatasync_p50_ms": sync_p50_ms,
         "latency_ratio": latency_ratio,
         **timing.finalising(loads[_MIDDLE_ROWS, 1]),
-        "segment_only_ratio": round(timing.without_log(loads[_MIDDLE_ROWS, _MANY]), 3),
-        "replay_mb_s": round(timing.replay(loads[_MIDDLE_ROWS, _MANY]), 1),
+        **timing.without_log(loads[_MIDDLE_ROWS, MANY_PRODUCERS]),
+        "replay_mb_s": round(timing.replay(loads[_MIDDLE_ROWS, MANY_PRODUCERS]), 1),
         **backlog,
         "python": platform.python_version(),
         "pyarrow": pa.__version__,
@@ -138,7 +146,7 @@ def run(disk: Disk, directory: Path, plan: Plan, tick: Tick) -> Results:
         "file_system": file_system_type(directory),
         "page_cache": "warm",
         "rounds": timing.rounds,
-        "bytes": loads[_MIDDLE_ROWS, _MANY].size,
+        "bytes": loads[_MIDDLE_ROWS, MANY_PRODUCERS].size,
     }
     return Results(figures, _table(results))
 
@@ -166,67 +174,6 @@ BENCHMARK: Final = Benchmark(
 )
 
 
-# --- what goes in, and how it went -------------------------------------------------------------
-
-
-class _Load(NamedTuple):
-    """Bundles, and the same as the log has them."""
-
-    rows: int
-    producers: int
-    bundles: list[RecordBundle]
-    entries: list[bytes]
-
-    @classmethod
-    def make(cls, rows: int, producers: int, size: int) -> _Load:
-        """As many bundles as take about ``size`` bytes, or fewer; each producer has one."""
-        kinds = make_bundles(rows)
-        sealed = [b"".join(prepare_entry(bundle).seal(0)) for bundle in kinds]
-        count = max(producers, min(size // len(sealed[0]), _MAX_BUNDLES[producers]))
-        return cls(
-            rows,
-            producers,
-            list(islice(cycle(kinds), count)),
-            list(islice(cycle(sealed), count)),
-        )
-
-    @property
-    def size(self) -> int:
-        return sum(map(len, self.entries))
-
-
-@dataclass(slots=True)
-class _Sample:
-    """One round of calls."""
-
-    seconds: float = 0.0
-    until_readable: float = 0.0
-    groups: int = 1
-    segments: int = 0
-    refused: int = 0
-    latencies: list[float] = field(default_factory=list)
-
-    def percentile_ms(self, share: float) -> float:
-        ordered = sorted(self.latencies)
-        return ordered[min(len(ordered) - 1, int(share * len(ordered)))] * 1e3
-
-    @property
-    def p50_ms(self) -> float:
-        return self.percentile_ms(0.5)
-
-    @property
-    def p99_ms(self) -> float:
-        return self.percentile_ms(0.99)
-
-    @property
-    def max_ms(self) -> float:
-        return max(self.latencies) * 1e3
-
-
-def _least(samples: Sequence[_Sample], figure: Callable[[_Sample], float]) -> float:
-    return min(map(figure, samples))
-
-
 class _Raw(NamedTuple):
     mb_s: float
     p50_ms: float
@@ -245,25 +192,25 @@ class _Timing:
         self._tick = tick
         self.rounds = _rounds(plan)
 
-    def ingest(self, load: _Load) -> tuple[dict[str, float], _Raw]:
+    def ingest(self, load: Load) -> tuple[dict[str, float], _Raw]:
         ours, raw = [], []
         for _ in range(self.rounds):
             self._tick(f"ingest, {load.rows} rows, {load.producers}")
             ours.append(self._store_round(load))
             group = round(len(load.bundles) / ours[-1].groups)
             raw.append(self._raw_round(load.entries, max(1, group)))
-        seconds = _least(ours, lambda s: s.seconds)
+        seconds = least(ours, lambda s: s.seconds)
         best_raw = _Raw(
-            load.size / _least(raw, lambda s: s.seconds) / 1e6, _least(raw, lambda s: s.p50_ms)
+            load.size / least(raw, lambda s: s.seconds) / 1e6, least(raw, lambda s: s.p50_ms)
         )
         mb_s = load.size / seconds / 1e6
         groups = sum(sample.groups for sample in ours)
         row = {
             "bundles_s": round(len(load.bundles) / seconds, 1),
             "mb_s": round(mb_s, 1),
-            "p50_ms": round(_least(ours, lambda s: s.p50_ms), 3),
-            "p99_ms": round(_least(ours, lambda s: s.p99_ms), 3),
-            "max_ms": round(_least(ours, lambda s: s.max_ms), 3),
+            "p50_ms": round(least(ours, lambda s: s.p50_ms), 3),
+            "p99_ms": round(least(ours, lambda s: s.p99_ms), 3),
+            "max_ms": round(least(ours, lambda s: s.max_ms), 3),
             "raw_mb_s": round(best_raw.mb_s, 1),
             "raw_ratio": round(mb_s / best_raw.mb_s, 3),
             "group_bundles": round(len(load.bundles) * len(ours) / groups, 1),
@@ -271,7 +218,7 @@ class _Timing:
         }
         return row, best_raw
 
-    def finalising(self, load: _Load) -> dict[str, object]:
+    def finalising(self, load: Load) -> dict[str, object]:
         """The slowest call while segments are written, and while none is."""
         many = StoreConfig(
             maintain_interval=0.005,
@@ -282,8 +229,8 @@ class _Timing:
             self._tick("finalise")
             without.append(self._store_round(load, _KEEP_OPEN))
             with_segments.append(self._store_round(load, many))
-        slow = _least(with_segments, lambda s: s.max_ms)
-        quiet = _least(without, lambda s: s.max_ms)
+        slow = least(with_segments, lambda s: s.max_ms)
+        quiet = least(without, lambda s: s.max_ms)
         return {
             "finalise_max_ratio": round(slow / quiet, 3),
             "finalise": {
@@ -293,17 +240,23 @@ class _Timing:
             },
         }
 
-    def without_log(self, load: _Load) -> float:
+    def without_log(self, load: Load) -> dict[str, float]:
         with_log, without = [], []
         for _ in range(self.rounds):
             self._tick("without a log")
             with_log.append(self._store_round(load))
             config = StoreConfig(durability=Durability.SEGMENT_ONLY)
             without.append(self._store_round(load, config))
-        best = _least(with_log, lambda s: s.until_readable)
-        return best / _least(without, lambda s: s.until_readable)
 
-    def replay(self, load: _Load) -> float:
+        def ratio(figure: Callable[[Sample], float]) -> float:
+            return round(least(with_log, figure) / least(without, figure), 3)
+
+        return {
+            "segment_only_ratio": ratio(lambda s: s.seconds),
+            "segment_only_readable": ratio(lambda s: s.until_readable),
+        }
+
+    def replay(self, load: Load) -> float:
         """Megabytes per second."""
         opened: list[Store] = []
 
@@ -316,7 +269,7 @@ class _Timing:
 
         def remove() -> None:
             with opened.pop() as store:
-                _check_count(
+                check_count(
                     int(store.metrics.get("quiver.wal.replayed_entries_total")), len(load.bundles)
                 )
             self._disk.remove_all()
@@ -334,35 +287,36 @@ class _Timing:
         )
         return load.size / best["open"] / 1e6
 
-    def backlog(self, load: _Load) -> dict[str, object]:
+    def backlog(self, load: Load) -> dict[str, object]:
         """Memory while much is written that nobody reads, and while it is read at last."""
         self._tick("backlog")
         turns = max(1, _BACKLOG_SHARE * self._plan.file_size // load.size)
         gc.collect()
         memory = Memory()
         with memory.watched(), self._store() as store:
-            store.register(_SUBSCRIBER, Start.earliest())
+            store.register(SUBSCRIBER, Start.earliest())
             for _ in range(turns):
-                asyncio.run(_produce_with_tasks(store, load, _Sample()))
+                asyncio.run(produce_with_tasks(store, load, Sample()))
             store.flush()
-            store.activate(_SUBSCRIBER)
-            _read_all(store, turns * len(load.bundles))
+            store.activate(SUBSCRIBER)
+            read_all(store, turns * len(load.bundles))
         return {
             "backlog_rss_mb": memory.resident_mb,
             "backlog_private_mb": memory.private_mb,
+            "backlog_growth_mb": memory.growth_mb,
             "backlog_bytes": turns * load.size,
         }
 
-    def _store_round(self, load: _Load, config: StoreConfig | None = None) -> _Sample:
-        sample = _Sample()
+    def _store_round(self, load: Load, config: StoreConfig | None = None) -> Sample:
+        sample = Sample()
         with _collecting_less(), self._store(config) as store:
-            store.subscribe(_SUBSCRIBER)
-            reader = Background(lambda: _read_all(store, len(load.bundles)))
+            store.subscribe(SUBSCRIBER)
+            reader = Background(lambda: read_all(store, len(load.bundles)))
             start = time.perf_counter()
             if load.producers == 1:
-                _produce(store, load, sample)
+                produce(store, load, sample)
             else:
-                asyncio.run(_produce_with_tasks(store, load, sample))
+                asyncio.run(produce_with_tasks(store, load, sample))
             sample.seconds = time.perf_counter() - start
             store.flush()
             sample.until_readable = time.perf_counter() - start
@@ -372,8 +326,8 @@ class _Timing:
         sample.segments = int(figures["quiver.segment.finalised_total"])
         return sample
 
-    def _raw_round(self, entries: Sequence[bytes], group: int) -> _Sample:
-        sample = _Sample()
+    def _raw_round(self, entries: Sequence[bytes], group: int) -> Sample:
+        sample = Sample()
         path = self._directory / "raw"
         file = self._real.create(path)
         try:
@@ -409,59 +363,6 @@ def _collecting_less() -> Iterator[None]:
         yield
     finally:
         gc.unfreeze()
-
-
-# --- producers and the subscriber --------------------------------------------------------------
-
-
-def _produce(store: Store, load: _Load, sample: _Sample) -> None:
-    for bundle in load.bundles:
-        start = time.perf_counter()
-        while True:
-            try:
-                store.ingest(bundle)
-                break
-            except StorageAtCapacity:
-                sample.refused += 1
-                time.sleep(0.001)
-        sample.latencies.append(time.perf_counter() - start)
-
-
-async def _produce_with_tasks(store: Store, load: _Load, sample: _Sample) -> None:
-    left = iter(load.bundles)
-
-    async def produce() -> None:
-        for bundle in left:
-            start = time.perf_counter()
-            while True:
-                try:
-                    await store.ingest_async(bundle)
-                    break
-                except StorageAtCapacity:
-                    sample.refused += 1
-                    await asyncio.sleep(0.001)
-            sample.latencies.append(time.perf_counter() - start)
-
-    async with asyncio.TaskGroup() as group:
-        for _ in range(load.producers):
-            group.create_task(produce())
-
-
-def _read_all(store: Store, expected: int) -> None:
-    count = 0
-    while count < expected:
-        handle = store.next_bundle(_SUBSCRIBER, _PATIENCE)
-        if handle is None:
-            break
-        with handle:
-            count += 1
-    _check_count(count, expected)
-
-
-def _check_count(count: int, expected: int) -> None:
-    """A figure for work that was not done would be worth nothing."""
-    if count != expected:
-        raise RuntimeError(f"{count} bundles came back, {expected} were written")
 
 
 # --- results -----------------------------------------------------------------------------------

@@ -6,11 +6,13 @@ Defaults are those of the reference implementation, so a directory can change ha
 from __future__ import annotations
 
 import enum
+import re
 from dataclasses import dataclass, field
 
 from quiver.errors import InvalidConfig
 
 MIB = 1024 * 1024
+_PATH_PART = re.compile(r"[A-Za-z0-9._-]+")
 _MAX_BUNDLES = 65_536  # a progress file cannot address more in one segment
 
 
@@ -250,3 +252,132 @@ class OtlpConfig:
         columns = [promoted.column for promoted in self.promoted]
         if len(set(columns)) != len(columns):
             raise InvalidConfig("otlp.promoted names a column twice; each attribute needs its own")
+
+
+class BatchCompression(enum.StrEnum):
+    """How the records of a batch in object storage are compressed."""
+
+    NONE = "none"
+    ZSTD = "zstd"
+
+
+class LostBatchPolicy(enum.StrEnum):
+    """What a consumer does with a batch that is missing or damaged: stop, or list it and go on."""
+
+    STOP = "stop"
+    DEAD_LETTER = "dead_letter"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueConfig:
+    """Where a queue is in its object store, and what its formats may hold.
+
+    =======================  =================  ==============================================
+    setting                  default            what it bounds
+    =======================  =================  ==============================================
+    ``manifest_path``        ingest/manifest    the one object that lists the batches
+    ``data_path_prefix``     ingest             the batches, directly below it
+    ``max_manifest_bytes``   256 MiB            a manifest that is read or written
+    ``max_batch_bytes``      1 GiB              a batch, before and after decompression
+    ``max_backoff``          5 s                the pause between two attempts at a write
+    ``attempt_timeout``      30 s               one call to the object store
+    ``give_up_after``        5 min              attempts at one write, together
+    =======================  =================  ==============================================
+    """
+
+    manifest_path: str = "ingest/manifest"
+    data_path_prefix: str = "ingest"
+    max_manifest_bytes: int = 256 * MIB
+    max_batch_bytes: int = 1024 * MIB
+    max_backoff: float = 5.0
+    attempt_timeout: float = 30.0
+    give_up_after: float = 300.0
+
+    def __post_init__(self) -> None:
+        for name in ("manifest_path", "data_path_prefix"):
+            path = getattr(self, name)
+            parts = path.split("/")
+            if not all(_PATH_PART.fullmatch(part) and part.strip(".") for part in parts):
+                raise InvalidConfig(
+                    f"queue.{name} is {path!r}; it must be names of letters, digits, '.', '_' "
+                    "and '-', with '/' between them"
+                )
+        _check("queue.max_manifest_bytes", self.max_manifest_bytes, at_least=1024)
+        _check("queue.max_batch_bytes", self.max_batch_bytes, at_least=1024)
+        _check("queue.max_backoff", self.max_backoff, at_least=0)
+        _check("queue.attempt_timeout", self.attempt_timeout, at_least=0)
+        _check("queue.give_up_after", self.give_up_after, at_least=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerConfig:
+    """When a producer writes a batch, and how much it may hold.
+
+    =======================  =================  ==============================================
+    setting                  default            what it bounds
+    =======================  =================  ==============================================
+    ``flush_interval``       100 ms             how long the first entry of a batch waits
+    ``flush_size_bytes``     64 MiB             entries and metadata of a batch
+    ``max_buffered_inputs``  1000               calls whose entries are not durable yet
+    ``max_buffered_bytes``   256 MiB            their bytes
+    ``max_uploads``          8                  batches that are uploaded at the same time
+    ``max_append``           256                batches that one write of the manifest adds
+    ``batch_compression``    none               ``none`` or ``zstd``
+    ``committer``            none               ``host:port`` that appends for many producers
+    =======================  =================  ==============================================
+    """
+
+    queue: QueueConfig = field(default_factory=QueueConfig)
+    flush_interval: float = 0.1
+    flush_size_bytes: int = 64 * MIB
+    max_buffered_inputs: int = 1000
+    max_buffered_bytes: int = 256 * MIB
+    max_uploads: int = 8
+    max_append: int = 256
+    batch_compression: BatchCompression = BatchCompression.NONE
+    committer: str | None = None
+
+    def __post_init__(self) -> None:
+        _check("producer.flush_interval", self.flush_interval, at_least=0)
+        for name in (
+            "flush_size_bytes",
+            "max_buffered_inputs",
+            "max_buffered_bytes",
+            "max_uploads",
+            "max_append",
+        ):
+            _check(f"producer.{name}", getattr(self, name), at_least=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerConfig:
+    """How a consumer reads, acknowledges and cleans up.
+
+    =======================  =================  ==============================================
+    setting                  default            what it bounds
+    =======================  =================  ==============================================
+    ``dequeue_acks``         100                acknowledged batches that stay in the manifest
+    ``dequeue_interval``     10 s               how long they stay
+    ``max_remembered``       100,000            locations that repeats are recognised by
+    ``lost_batches``         stop               ``stop`` or ``dead_letter``
+    ``gc_interval``          5 min              between two rounds of garbage collection
+    ``gc_grace_period``      10 min             the age below which no batch is collected
+    ``gc_max_deletes``       1000               batches that one round deletes
+    =======================  =================  ==============================================
+    """
+
+    queue: QueueConfig = field(default_factory=QueueConfig)
+    dequeue_acks: int = 100
+    dequeue_interval: float = 10.0
+    max_remembered: int = 100_000
+    lost_batches: LostBatchPolicy = LostBatchPolicy.STOP
+    gc_interval: float = 300.0
+    gc_grace_period: float = 600.0
+    gc_max_deletes: int = 1000
+
+    def __post_init__(self) -> None:
+        _check("consumer.dequeue_acks", self.dequeue_acks, at_least=1)
+        _check("consumer.max_remembered", self.max_remembered, at_least=1)
+        _check("consumer.gc_max_deletes", self.gc_max_deletes, at_least=1)
+        for name in ("dequeue_interval", "gc_interval", "gc_grace_period"):
+            _check(f"consumer.{name}", getattr(self, name), at_least=0)

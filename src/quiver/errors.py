@@ -21,6 +21,15 @@
     │   ├── StoreClosed        it was closed, or is closing
     │   ├── IngestFailed       the disk failed before the bundle was safe: hand it in again
     │   └── SegmentNotFound    the segment was deleted meanwhile
+    ├── QueueError             the queue in object storage cannot do what is asked
+    │   ├── ObjectsUnavailable the object store failed, or did not answer: nobody knows
+    │   │                      whether a write happened
+    │   ├── ObjectNotFound     there is no object by that name
+    │   ├── Conflict           somebody else changed the object first: read it again
+    │   ├── Fenced             another consumer has taken over the queue
+    │   ├── QueueReset         the manifest is not the one that was read before
+    │   ├── BatchLost          the manifest names a batch that is missing or damaged
+    │   └── ProducerClosed     it was closed, or could not go on
     └── SubscriberError        a subscriber asks for what it cannot have
         ├── SubscriberNotFound nobody by that name is registered, or active
         ├── SubscriberExists   the name is taken by a subscriber of another kind
@@ -144,6 +153,48 @@ class IngestFailed(StoreError):
 
 class SegmentNotFound(StoreError):
     """The segment is not there any more."""
+
+
+class QueueError(QuiverError):
+    """The queue in object storage cannot do what is asked."""
+
+
+class ObjectsUnavailable(QueueError):
+    """The object store failed, or did not answer. A write may have happened all the same."""
+
+    retryable = True
+
+
+class ObjectNotFound(QueueError):
+    """There is no object by that name."""
+
+
+class Conflict(QueueError):
+    """The object is not the one that was read before: read it again, and decide again."""
+
+    retryable = True
+
+
+class Fenced(QueueError):
+    """Another consumer has taken over the queue; this one must stop."""
+
+
+class QueueReset(QueueError):
+    """The manifest is not a later state of the one that was read before. Nothing was changed."""
+
+
+class BatchLost(QueueError):
+    """The manifest names a batch that is missing or damaged."""
+
+    def __init__(self, sequence: int, location: str, reason: str) -> None:
+        self.sequence = sequence
+        self.location = location
+        self.reason = reason
+        super().__init__(f"batch {sequence} at {location}: {reason}")
+
+
+class ProducerClosed(QueueError):
+    """The producer was closed, or gave up after errors that did not go away."""
 
 
 class SubscriberError(QuiverError):

@@ -1,0 +1,1 @@
+"""A queue in object storage: many producers, one manifest, one consumer, no broker."""

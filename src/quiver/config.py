@@ -231,7 +231,7 @@ class OtlpConfig:
     ``max_group_bytes``    64 MiB     requests that are decoded in one call
     ``max_items``          1,000,000  spans, log records or data points of one request
     ``max_attributes``     10,000     attributes of one span, event, link, resource ...
-    ``max_depth``          32         lists and maps inside each other in an attribute's value
+    ``max_depth``          30         lists and maps inside each other in an attribute's value
     ``promoted``           none       attributes with a column of their own
     =====================  =========  ========================================================
     """
@@ -240,7 +240,7 @@ class OtlpConfig:
     max_group_bytes: int = 64 * MIB
     max_items: int = 1_000_000
     max_attributes: int = 10_000
-    max_depth: int = 32
+    max_depth: int = 30
     promoted: tuple[PromotedAttribute, ...] = ()
 
     def __post_init__(self) -> None:

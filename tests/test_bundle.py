@@ -149,8 +149,8 @@ def test_slots_have_the_names_and_numbers_of_otap() -> None:
     assert slot_name(30) == "LOGS"
     assert slot_name(45) == "SPAN_LINK_ATTRS"
     assert slot_name(7) == "SLOT_7"
-    assert len(Slot) == 30
-    assert max(Slot) == 62
+    assert len(Slot) == 31
+    assert max(Slot) == 63
 
 
 @pytest.mark.parametrize(
@@ -172,9 +172,9 @@ def test_signal_of_a_bundle(slots: list[int], signal: Signal | None) -> None:
     assert signal_of(slots) is signal
 
 
-def test_every_named_slot_but_the_shared_two_has_a_signal() -> None:
+def test_every_named_slot_but_the_shared_ones_has_a_signal() -> None:
     without = [slot for slot in Slot if signal_of([slot]) is None]
-    assert without == [Slot.RESOURCE_ATTRS, Slot.SCOPE_ATTRS]
+    assert without == [Slot.RESOURCE_ATTRS, Slot.SCOPE_ATTRS, Slot.REQUEST_CONTEXT]
 
 
 def test_absent_slots_are_left_out_and_order_is_kept() -> None:

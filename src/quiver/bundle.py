@@ -1,7 +1,8 @@
 """RecordBundle, the unit that Quiver stores, and what identifies its parts.
 
 A bundle is an ordered set of slots. Each slot holds one Arrow RecordBatch or nothing. Slots are
-numbered as OTAP numbers its payload types; three more carry OTLP requests as they came in.
+numbered as OTAP numbers its payload types; three more carry OTLP requests as they came in, and
+63 what is known of the request: peer, key, chosen headers.
 
 ======  ===================================  ======  =================================
 slot    payload                              slot    payload
@@ -108,6 +109,7 @@ class Slot(enum.IntEnum):
     OTLP_LOGS = 60
     OTLP_TRACES = 61
     OTLP_METRICS = 62
+    REQUEST_CONTEXT = 63
 
 
 class Signal(enum.StrEnum):
@@ -118,7 +120,7 @@ class Signal(enum.StrEnum):
     METRICS = "metrics"
 
 
-_SHARED_SLOTS: Final = frozenset({Slot.RESOURCE_ATTRS, Slot.SCOPE_ATTRS})
+_SHARED_SLOTS: Final = frozenset({Slot.RESOURCE_ATTRS, Slot.SCOPE_ATTRS, Slot.REQUEST_CONTEXT})
 _SIGNAL_OF_SLOT: Final[Mapping[int, Signal]] = MappingProxyType(
     {
         **dict.fromkeys(range(Slot.UNIVARIATE_METRICS, Slot.METRIC_ATTRS + 1), Signal.METRICS),

@@ -21,6 +21,9 @@
     │   ├── StoreClosed        it was closed, or is closing
     │   ├── IngestFailed       the disk failed before the bundle was safe: hand it in again
     │   └── SegmentNotFound    the segment was deleted meanwhile
+    ├── DeliveryError          telemetry was not taken by the next node
+    │   ├── TryLater           not now: the same item may be taken later
+    │   └── Undeliverable      never: sending it again would not help
     ├── QueueError             the queue in object storage cannot do what is asked
     │   ├── ObjectsUnavailable the object store failed, or did not answer: nobody knows
     │   │                      whether a write happened
@@ -153,6 +156,24 @@ class IngestFailed(StoreError):
 
 class SegmentNotFound(StoreError):
     """The segment is not there any more."""
+
+
+class DeliveryError(QuiverError):
+    """Telemetry was not taken by the next node of a pipeline, or by a server."""
+
+
+class TryLater(DeliveryError):
+    """Not now. ``retry_after`` is how many seconds to wait, when whoever refused it said so."""
+
+    retryable = True
+
+    def __init__(self, reason: str, retry_after: float | None = None) -> None:
+        self.retry_after = retry_after
+        super().__init__(reason)
+
+
+class Undeliverable(DeliveryError):
+    """Never: it is malformed for whoever refused it, or not allowed there."""
 
 
 class QueueError(QuiverError):

@@ -1,0 +1,1 @@
+"""Receive, persist, export: nodes and edges from one YAML file."""

@@ -36,7 +36,6 @@ _OTLP_SCHEMA: Final = pa.schema([pa.field("data", pa.binary(), nullable=False)])
 _OTLP_FINGERPRINT: Final = blake3(b"otlp_binary_v1").digest()
 _CONTEXT_SCHEMA: Final = pa.schema([pa.field("context", pa.binary(), nullable=False)])
 _CONTEXT_FINGERPRINT: Final = blake3(b"quiver_context_v1").digest()
-_NO_CONTEXT: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +48,7 @@ class Item:
     count: int | None = None
     """Spans, log records or data points; None when nobody counted them."""
     received_ns: int = 0
-    context: Mapping[str, str] = _NO_CONTEXT
+    context: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def size(self) -> int:
@@ -106,7 +105,7 @@ def from_bundle(bundle: RecordBundle) -> Item:
 def _read_context(bundle: RecordBundle) -> Mapping[str, str]:
     payload = bundle.payloads.get(Slot.REQUEST_CONTEXT)
     if payload is None:
-        return _NO_CONTEXT
+        return {}
     try:
         facts = json.loads(payload.batch.column(0)[0].as_py())
         return {str(key): str(value) for key, value in facts.items()}

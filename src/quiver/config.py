@@ -227,8 +227,8 @@ class OtlpConfig:
     =====================  =========  ========================================================
     setting                default    what it bounds
     =====================  =========  ========================================================
-    ``max_request_bytes``  64 MiB     one request
-    ``max_group_bytes``    64 MiB     requests that are decoded in one call
+    ``max_request_bytes``  16 MiB     one request; empty messages take 40 times their size in memory
+    ``max_group_bytes``    16 MiB     requests that are decoded in one call
     ``max_items``          1,000,000  spans, log records or data points of one request
     ``max_attributes``     10,000     attributes of one span, event, link, resource ...
     ``max_depth``          30         lists and maps inside each other in an attribute's value
@@ -236,8 +236,8 @@ class OtlpConfig:
     =====================  =========  ========================================================
     """
 
-    max_request_bytes: int = 64 * MIB
-    max_group_bytes: int = 64 * MIB
+    max_request_bytes: int = 16 * MIB
+    max_group_bytes: int = 16 * MIB
     max_items: int = 1_000_000
     max_attributes: int = 10_000
     max_depth: int = 30

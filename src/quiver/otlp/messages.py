@@ -31,6 +31,7 @@ from google.protobuf.message import Message
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 from ptars import HandlerPool
 
 from quiver.bundle import Signal
@@ -87,14 +88,20 @@ class RequestType:
 def request_type(signal: Signal) -> RequestType:
     """Made once; ptars takes about a millisecond for it."""
     message = REQUEST_TYPES[signal]
-    pool = DescriptorPool()
-    _add_redeclared(pool, message.DESCRIPTOR.file)
-    described = pool.FindMessageTypeByName(message.DESCRIPTOR.full_name)
-    converter = _converter(described)
+    converter = _converter(cast("Descriptor", message.DESCRIPTOR))
     return RequestType(signal, message, converter, converter.schema())
 
 
-def _converter(described: Descriptor) -> Converter:
+@cache
+def value_converter(message: str) -> Converter:
+    """For a message of OTLP's common types: ``ArrayValue``, ``KeyValueList``, ``EntityRef``."""
+    return _converter(AnyValue.DESCRIPTOR.file.message_types_by_name[message])
+
+
+def _converter(message: Descriptor) -> Converter:
+    pool = DescriptorPool()
+    _add_redeclared(pool, message.file)
+    described = pool.FindMessageTypeByName(message.full_name)
     return cast("Converter", HandlerPool([described.file]).get_for_message(described))
 
 

@@ -62,7 +62,7 @@ class ReceiverOptions:
     tls: TlsOptions | None = None
     auth: AuthOptions | None = None
     insecure_ok: bool = False
-    max_request_bytes: Size = 64 * MIB
+    max_request_bytes: Size = 16 * MIB
     """After decompression."""
     max_compressed_bytes: Size = 16 * MIB
     max_connections: int = 4096

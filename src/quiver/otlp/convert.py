@@ -22,7 +22,7 @@ from quiver.bundle import Signal, Slot
 from quiver.config import OtlpConfig
 from quiver.errors import InvalidRequest
 from quiver.otlp.flat import Source, from_flat, to_flat
-from quiver.otlp.otap import batch_to_otap, otap_to_batch
+from quiver.otlp.otap.convert import batch_to_otap, otap_to_batch
 from quiver.otlp.wire import read_requests, write_requests
 
 _DEFAULTS = OtlpConfig()

@@ -1,0 +1,1 @@
+"""OTAP, the columnar protocol of OpenTelemetry Arrow: its tables from requests, and back."""

@@ -223,7 +223,9 @@ def exercise_manifest(data: bytes) -> str:
     decoded = codec.entries(data, source=SOURCE)
     assert [entry[:2] for entry in decoded] == [entry[:2] for entry in plain.entries]
     assert [list(entry.metadata) for entry in decoded] == [e.metadata for e in plain.entries]
-    assert codec.locations(data, source=SOURCE) == {e.location: e.sequence for e in plain.entries}
+    assert codec.locations(data, source=SOURCE) == {
+        e.location: e.sequence for e in reversed(plain.entries)
+    }
     assert REWRITES["append nothing"](data) == REWRITES["dequeue nothing"](data) == data
     assert REWRITES["epoch"](data)[:-22] == data[:-22]
     check_rewrites(data, plain)

@@ -16,12 +16,12 @@ import pyarrow.parquet as pq
 import pytest
 from datafusion import SessionContext
 from otlp_messages import serialised
-from otlp_rows import plain_rows
 
 from quiver.bundle import Signal
 from quiver.config import PromotedAttribute
 from quiver.otlp.flat import from_flat, to_flat
 from quiver.otlp.messages import request_type
+from quiver.otlp.plain import plain_rows
 from quiver.testing.telemetry import Shape, Telemetry
 
 Rows: TypeAlias = list[tuple[Any, ...]]

@@ -15,7 +15,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from otlp_messages import messages, requests, serialised
-from otlp_rows import plain_rows
 
 from quiver.bundle import Signal
 from quiver.config import AttributeLevel, AttributeType, PromotedAttribute
@@ -23,6 +22,7 @@ from quiver.errors import InvalidConfig, InvalidRequest
 from quiver.otlp import context
 from quiver.otlp.flat import Source, from_flat, lake_schema, to_flat
 from quiver.otlp.messages import REQUEST_TYPES, request_type
+from quiver.otlp.plain import plain_rows
 from quiver.otlp.schema import ATTRIBUTES, VALUE
 from quiver.testing.telemetry import Shape, Telemetry
 

@@ -7,7 +7,6 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 import pytest
-from otlp_rows import plain_rows
 
 from quiver.bundle import Signal
 from quiver.config import AttributeType
@@ -15,6 +14,7 @@ from quiver.errors import InvalidRequest
 from quiver.otlp import columns
 from quiver.otlp.flat import from_flat, lake_schema
 from quiver.otlp.messages import REQUEST_TYPES, request_type
+from quiver.otlp.plain import plain_rows
 from quiver.otlp.schema import ATTRIBUTES, VALUE
 
 Loose: TypeAlias = Any  # messages and their values, made at run time

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from otap_oracle import LEVELS, as_otap_holds, differences, tables_of
+from otap_oracle import as_otap_holds, differences
 from otlp_messages import requests
 
 from quiver.bundle import Signal, Slot
@@ -18,6 +18,7 @@ from quiver.errors import InvalidRequest
 from quiver.otlp.messages import request_type
 from quiver.otlp.otap.convert import batch_to_otap, otap_to_batch
 from quiver.otlp.otap.schema import SCHEMAS
+from quiver.testing.plain_otap import LEVELS, plain_otap_rows
 from quiver.testing.telemetry import Shape, Telemetry
 
 SIGNALS = pytest.mark.parametrize("signal", list(Signal))
@@ -64,7 +65,7 @@ def test_any_requests_become_the_tables_that_loops_make(
     some = requests(signal, edgy=True, canonical=data.draw(st.booleans()))
     messages = data.draw(st.lists(some, max_size=3))
     made = only(batch_to_otap(signal, batch_of(signal, messages)))
-    assert not differences(made, tables_of(signal, messages))
+    assert not differences(made, plain_otap_rows(signal, messages))
 
 
 @SIGNALS
@@ -85,7 +86,7 @@ def test_any_requests_come_back_from_the_tables(signal: Signal, data: st.DataObj
 def test_real_telemetry_becomes_the_tables_that_loops_make(signal: Signal) -> None:
     messages = telemetry(signal)
     made = only(batch_to_otap(signal, batch_of(signal, messages)))
-    assert not differences(made, tables_of(signal, messages))
+    assert not differences(made, plain_otap_rows(signal, messages))
 
 
 @SIGNALS
@@ -99,7 +100,7 @@ def test_real_telemetry_comes_back(signal: Signal) -> None:
 def test_a_slice_of_a_batch_has_only_its_own_requests(signal: Signal) -> None:
     messages = telemetry(signal, 4)
     made = only(batch_to_otap(signal, batch_of(signal, messages).slice(1, 2)))
-    assert not differences(made, tables_of(signal, messages[1:3]))
+    assert not differences(made, plain_otap_rows(signal, messages[1:3]))
 
 
 @SIGNALS
@@ -126,7 +127,7 @@ def test_more_items_than_ids_are_split(signal: Signal, limit: int) -> None:
     messages = telemetry(signal)
     batches = batch_to_otap(signal, batch_of(signal, messages), max_items=limit)
     _, _, _, root = LEVELS[signal]
-    total = len(tables_of(signal, messages)[root])
+    total = len(plain_otap_rows(signal, messages)[root])
     assert [tables[root].num_rows for tables in batches] == [
         min(limit, total - start) for start in range(0, total, limit)
     ]

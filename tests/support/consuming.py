@@ -6,13 +6,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from random import Random
 from typing import Any
 
-from memory_objects import MANIFEST, MemoryObjects, now_ms, simulate
+from memory_objects import MANIFEST, MemoryObjects, simulate
 
 from quiver.buffer import manifest
 from quiver.buffer.consumer import Consumer
 from quiver.buffer.types import Batch
 from quiver.config import ConsumerConfig
 from quiver.metrics import Metrics
+from quiver.testing.virtual_time import now_ms
 
 Scenario = Callable[[MemoryObjects], Awaitable[None]]
 

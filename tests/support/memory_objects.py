@@ -1,9 +1,8 @@
-"""An object store in memory that counts, fails on demand and keeps virtual time."""
+"""An object store in memory that counts, and does on demand what others would just then."""
 
 from __future__ import annotations
 
 import asyncio
-import heapq
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
@@ -17,9 +16,10 @@ from quiver.buffer.objects import Fetched, ObjectInfo, Objects, Version
 from quiver.buffer.types import Metadata, NewEntry
 from quiver.config import BatchCompression
 from quiver.errors import Conflict, ObjectNotFound
+from quiver.testing.virtual_time import EPOCH_MS, now_ms, run
 
 T = TypeVar("T")
-START_MS = 1_800_000_000_000
+START_MS = EPOCH_MS
 NAMED_MS = START_MS - 10_000
 """When batch 0 was named; each number is a millisecond later."""
 MANIFEST = "ingest/manifest"
@@ -28,34 +28,9 @@ PREFIX = "ingest"
 Hook = Callable[[str], Awaitable[None]]
 
 
-class VirtualLoop(asyncio.SelectorEventLoop):
-    """An event loop in which a sleep takes no time."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._virtual = 0.0
-
-    def time(self) -> float:
-        return self._virtual
-
-    def _run_once(self) -> None:
-        this: Any = self
-        while this._scheduled and this._scheduled[0]._cancelled:
-            heapq.heappop(this._scheduled)._scheduled = False
-            this._timer_cancelled_count -= 1
-        if this._scheduled and not this._ready:
-            self._virtual = max(self._virtual, this._scheduled[0]._when)
-        super()._run_once()  # type: ignore[misc]  # not in the stubs
-
-
 def simulate(scenario: Coroutine[Any, Any, T]) -> T:
     """Run it in virtual time."""
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        return runner.run(scenario)
-
-
-def now_ms() -> int:
-    return START_MS + int(asyncio.get_running_loop().time() * 1000)
+    return run(scenario)
 
 
 class MemoryObjects(Objects):

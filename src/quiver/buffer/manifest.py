@@ -122,9 +122,10 @@ def check(manifest: bytes, *, source: str) -> Footer:
 
 
 def locations(manifest: bytes, *, source: str) -> dict[str, int]:
-    """The sequence of each location; the last one, where it was added more than once."""
+    """The sequence of each location; the first one, where it was added more than once."""
     footer, found = _walk(manifest, source)
-    return dict(zip(found, range(_first(footer), footer.next_sequence), strict=True))
+    sequences = range(footer.next_sequence - 1, _first(footer) - 1, -1)
+    return dict(zip(reversed(found), sequences, strict=True))
 
 
 def entries(

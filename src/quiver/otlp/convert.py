@@ -15,6 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
 
 import pyarrow as pa
 
@@ -23,16 +25,21 @@ from quiver.config import OtlpConfig
 from quiver.errors import InvalidRequest
 from quiver.otlp.flat import Source, from_flat, to_flat
 from quiver.otlp.otap.convert import batch_to_otap, otap_to_batch
+from quiver.otlp.plain import TooOdd, plain_batch
 from quiver.otlp.wire import read_requests, write_requests
 
-_DEFAULTS = OtlpConfig()
+TINY: Final[Mapping[Signal, int]] = MappingProxyType(
+    {Signal.TRACES: 8_000, Signal.LOGS: 5_500, Signal.METRICS: 6_500}
+)
+"""Bytes up to which rows made one by one are there before the columns are."""
+_DEFAULTS: Final = OtlpConfig()
 
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
     """Items of a group of requests, as a table."""
 
-    table: pa.Table
+    table: pa.RecordBatch
     requests: pa.Int32Array
     """For every row the index of its request."""
     failures: list[InvalidRequest]
@@ -56,12 +63,20 @@ def decode(
 
     ``sources`` says where each request is kept; it becomes columns.
     """
+    if sum(map(len, requests)) <= min(TINY[signal], config.max_request_bytes):
+        try:
+            return Decoded(*plain_batch(signal, requests, config, sources), failures=[])
+        except TooOdd:
+            pass
     read = read_requests(signal, requests, config)
-    table, request_of_row = to_flat(signal, read.batch, read.requests, config.promoted, sources)
+    kept = None if sources is None else [sources[index] for index in read.requests]
+    table, request_of_row = to_flat(signal, read.batch, read.requests, config.promoted, kept)
     return Decoded(table, request_of_row, read.failures)
 
 
-def encode(signal: Signal, table: pa.Table, requests: pa.Int32Array | None = None) -> list[bytes]:
+def encode(
+    signal: Signal, table: pa.Table | pa.RecordBatch, requests: pa.Int32Array | None = None
+) -> list[bytes]:
     """Requests with the rows of a table in the lake's schema: one, or as ``requests`` groups."""
     return write_requests(signal, from_flat(signal, table, requests))
 

@@ -1,0 +1,300 @@
+"""A committer: one process that writes a manifest for many producers.
+
+Producers that all write the manifest themselves meet each other, and the more there are, the more
+of their writes are in vain. A committer takes their appends, and while one write is on its way all
+further ones gather for the next: one write each time, whoever asked. It answers when the write has
+landed, so an answer means durable.
+
+It holds nothing that matters. Producers go on without it when it is gone, and two of them, or one
+and producers that do not ask it, do each other no harm: everybody writes with compare-and-swap,
+and looks for a location before appending it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from random import Random
+from types import TracebackType
+from typing import Final, Self
+
+from quiver.buffer.appender import (
+    MAX_UPLOAD_AGE,
+    Appender,
+    Clock,
+    Instant,
+    Pending,
+    StaleUpload,
+    wall_clock_ms,
+)
+from quiver.buffer.committer_wire import Append, Done, Refused, decode, read_frame
+from quiver.buffer.names import ulid_time_ms
+from quiver.buffer.objects import Objects
+from quiver.buffer.retrying import within
+from quiver.config import QueueConfig
+from quiver.errors import FormatError, ObjectNotFound, QueueError, QuiverError
+from quiver.metrics import Metrics
+
+MAX_CONNECTIONS: Final = 256
+IDLE_TIMEOUT: Final = 600.0
+MAX_APPEND: Final = 1024
+
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    """What one producer waits for."""
+
+    asked: Append
+    pending: list[Pending]
+    deadline: float
+    answer: asyncio.Future[Done | Refused] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+
+    def done(self, sequences: dict[str, int]) -> None:
+        """They are in the manifest."""
+        places = tuple(sequences[one.entry.location] for one in self.pending)
+        self._settle(Done(self.asked.request_id, places))
+
+    def refuse(self, error: Exception) -> None:
+        """They are not, or nobody knows."""
+        unclear = any(one.unsure_from is not None for one in self.pending)
+        self._settle(Refused(self.asked.request_id, unclear, str(error)))
+
+    def _settle(self, answer: Done | Refused) -> None:
+        if not self.answer.done():
+            self.answer.set_result(answer)
+
+
+class Committer:
+    """Serves one queue. ``start`` it in an event loop, ``close`` it there."""
+
+    def __init__(
+        self,
+        objects: Objects,
+        config: QueueConfig,
+        *,
+        metrics: Metrics | None = None,
+        now_ms: Callable[[], int] = wall_clock_ms,
+        random: Random | None = None,
+        max_append: int = MAX_APPEND,
+        max_connections: int = MAX_CONNECTIONS,
+        idle_timeout: float = IDLE_TIMEOUT,
+        max_upload_age: float = MAX_UPLOAD_AGE,
+    ) -> None:
+        self._objects = objects
+        self._config = config
+        self._metrics = metrics or Metrics()
+        self._clock = Clock(now_ms)
+        self._max_append = max_append
+        self._max_connections = max_connections
+        self._idle_timeout = idle_timeout
+        # Producers wait for one attempt_timeout, then do it themselves: do not outlast them.
+        patience = min(config.give_up_after, config.attempt_timeout / 2)
+        self._appender = Appender(
+            objects,
+            replace(config, give_up_after=patience),
+            clock=self._clock,
+            random=random or Random(),  # noqa: S311 - for the pauses between attempts
+            metrics=self._metrics,
+            role="committer",
+            max_upload_age=max_upload_age,
+        )
+        self._waiting: deque[_Request] = deque()
+        self._wanted = asyncio.Event()
+        self._server: asyncio.Server | None = None
+        self._committing: asyncio.Task[None] | None = None
+        self._connections: set[asyncio.Task[None]] = set()
+
+    @property
+    def conflict_rate(self) -> float:
+        """How many of 100 writes of the manifest met another writer's."""
+        return self._appender.conflict_rate
+
+    async def start(self, host: str = "127.0.0.1", port: int = 0) -> tuple[str, int]:
+        """Listen; where, with the port that was chosen if none was named."""
+        self._server = await asyncio.start_server(self._accept, host, port)
+        self._committing = asyncio.create_task(self._commit_forever())
+        address = self._server.sockets[0].getsockname()
+        return address[0], address[1]
+
+    async def serve_forever(self) -> None:
+        """Until it is cancelled, or closed."""
+        if self._committing is not None:
+            await asyncio.wait([self._committing])
+
+    async def close(self) -> None:
+        """Stop listening and hang up. Who waits for an answer does it without us."""
+        if self._server is not None:
+            self._server.close()
+        tasks = [*self._connections, *([self._committing] if self._committing else ())]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._server is not None:
+            with contextlib.suppress(TimeoutError):  # somebody does not read what we wrote
+                async with asyncio.timeout(self._config.attempt_timeout):
+                    await self._server.wait_closed()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    # --- Connections --------------------------------------------------------------------------
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        welcome = len(self._connections) < self._max_connections
+        serving = self._serve(reader, writer, welcome=welcome)
+        task = asyncio.get_running_loop().create_task(serving)
+        self._connections.add(task)
+        task.add_done_callback(self._connections.discard)
+
+    async def _serve(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, welcome: bool
+    ) -> None:
+        try:
+            if not welcome:
+                self._metrics.count("buffer.committer_connections_refused")
+                writer.write(Refused(0, unclear=False, reason="too many connections").encode())
+                await self._drain(writer)
+                return
+            await self._converse(reader, writer)
+        except (OSError, FormatError):
+            pass  # it went away, was silent for too long, or does not speak our language
+        finally:
+            writer.close()
+
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        source = f"committer client {writer.get_extra_info('peername')}"
+        known = False
+        while True:
+            frame = await read_frame(
+                reader,
+                source=source,
+                idle=self._idle_timeout,
+                whole=self._config.attempt_timeout,
+            )
+            if frame is None:
+                return
+            message = decode(frame, source=source)
+            if not isinstance(message, Append):
+                return
+            try:
+                self._check_queue(message)
+                if not known:
+                    await self._check_store(message)
+                    known = True
+            except QueueError as error:
+                answer: Done | Refused = Refused(
+                    message.request_id, unclear=False, reason=str(error)
+                )
+            else:
+                answer = await self._enqueue(message)
+            writer.write(answer.encode())
+            await self._drain(writer)
+
+    async def _drain(self, writer: asyncio.StreamWriter) -> None:
+        async with asyncio.timeout(self._config.attempt_timeout):
+            await writer.drain()
+
+    def _check_queue(self, asked: Append) -> None:
+        if asked.manifest_path != self._config.manifest_path:
+            raise QueueError(
+                f"this committer writes {self._config.manifest_path}, not {asked.manifest_path}"
+            )
+        prefix = self._config.data_path_prefix
+        for entry in asked.entries:
+            if ulid_time_ms(entry.location, prefix) is None:
+                raise QueueError(f"{entry.location} is not a batch below {prefix}")
+
+    async def _check_store(self, asked: Append) -> None:
+        """A producer of another store may mean another manifest by the same path."""
+        location = asked.entries[0].location
+        try:
+            await within(
+                self._config.attempt_timeout, location, self._objects.get_tail(location, 1)
+            )
+        except ObjectNotFound as error:
+            raise QueueError(f"{location} is not in the object store of this committer") from error
+
+    async def _enqueue(self, asked: Append) -> Done | Refused:
+        now = self._clock.read()
+        uploaded = Instant(now.loop - asked.age_ms / 1000, now.wall_ms - asked.age_ms)
+        request = _Request(
+            asked,
+            [Pending(entry, uploaded, shared=True) for entry in asked.entries],
+            now.loop + asked.patience_ms / 1000,
+        )
+        self._waiting.append(request)
+        self._wanted.set()
+        return await request.answer
+
+    # --- Committing ---------------------------------------------------------------------------
+
+    async def _commit_forever(self) -> None:
+        while True:
+            await self._wanted.wait()
+            group = self._take_group()
+            if not self._waiting:
+                self._wanted.clear()
+            try:
+                await self._commit(group)
+            except Exception as error:  # noqa: BLE001 - the next group must not wait forever
+                for request in group:
+                    request.refuse(error)
+
+    def _take_group(self) -> list[_Request]:
+        """As many waiting requests as one write may hold, but one at least."""
+        group: list[_Request] = []
+        entries = 0
+        now = asyncio.get_running_loop().time()
+        while self._waiting:
+            request = self._waiting[0]
+            if group and entries + len(request.pending) > self._max_append:
+                break
+            self._waiting.popleft()
+            if now >= request.deadline:
+                request.refuse(QueueError("the request waited for too long"))
+            else:
+                group.append(request)
+                entries += len(request.pending)
+        return group
+
+    async def _commit(self, group: Sequence[_Request]) -> None:
+        while group:
+            pending = _once_each(group)
+            try:
+                sequences = await self._appender.append(list(pending.values()))
+            except StaleUpload as error:
+                stale = {one.entry.location for one in error.stale}
+                for request in group:
+                    if any(one.entry.location in stale for one in request.pending):
+                        request.refuse(error)
+                group = [request for request in group if not request.answer.done()]
+            except QuiverError as error:
+                for request in group:
+                    request.refuse(error)
+                return
+            else:
+                places = dict(zip(pending, sequences, strict=True))
+                for request in group:
+                    request.done(places)
+                return
+
+
+def _once_each(group: Sequence[_Request]) -> dict[str, Pending]:
+    """What is asked for twice, by a producer that asks again, is appended once."""
+    pending: dict[str, Pending] = {}
+    for request in group:
+        request.pending = [pending.setdefault(one.entry.location, one) for one in request.pending]
+    return pending

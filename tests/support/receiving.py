@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import datetime
 import ipaddress
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,12 @@ BOUND = 30.0
 """Seconds after which a wait fails."""
 
 
+def _open_gate() -> asyncio.Event:
+    gate = asyncio.Event()
+    gate.set()
+    return gate
+
+
 @dataclass
 class Collector:
     """Takes items, or raises what it is told; ``gate`` holds them up."""
@@ -36,7 +42,7 @@ class Collector:
     name: str = "collector"
     items: list[Item] = field(default_factory=list)
     answer: Callable[[Item], BaseException | None] = lambda _: None
-    gate: asyncio.Event | None = None
+    gate: asyncio.Event = field(default_factory=_open_gate)
     waiting: int = 0
 
     async def start(self) -> None: ...
@@ -44,10 +50,9 @@ class Collector:
     async def stop(self, deadline: float) -> None: ...
 
     async def take(self, item: Item) -> None:
-        if self.gate is not None:
-            self.waiting += 1
-            await self.gate.wait()
-            self.waiting -= 1
+        self.waiting += 1
+        await self.gate.wait()
+        self.waiting -= 1
         error = self.answer(item)
         if error is not None:
             raise error
@@ -78,7 +83,10 @@ class Rig:
 
 @asynccontextmanager
 async def http_receiver(
-    taker: Collector | None = None, *, pressure: Callable[[], bool] = lambda: False, **options: Any
+    taker: Collector | None = None,
+    *,
+    pressure: Callable[[], bool] = lambda: False,
+    **options: Any,  # noqa: ANN401 - those of the receiver
 ) -> AsyncIterator[Rig]:
     made = OtlpHttpOptions(**{"listening_addr": "127.0.0.1:0", **options})
     async with _running(OtlpHttpReceiver, made, taker or Collector(), pressure) as rig:
@@ -87,7 +95,10 @@ async def http_receiver(
 
 @asynccontextmanager
 async def grpc_receiver(
-    taker: Collector | None = None, *, pressure: Callable[[], bool] = lambda: False, **options: Any
+    taker: Collector | None = None,
+    *,
+    pressure: Callable[[], bool] = lambda: False,
+    **options: Any,  # noqa: ANN401 - those of the receiver
 ) -> AsyncIterator[Rig]:
     made = OtlpGrpcOptions(**{"listening_addr": "127.0.0.1:0", **options})
     async with _running(OtlpGrpcReceiver, made, taker or Collector(), pressure) as rig:
@@ -96,7 +107,10 @@ async def grpc_receiver(
 
 @asynccontextmanager
 async def _running(
-    kind: Any, options: object, taker: Collector, pressure: Callable[[], bool]
+    kind: Any,  # noqa: ANN401 - either receiver
+    options: object,
+    taker: Collector,
+    pressure: Callable[[], bool],
 ) -> AsyncIterator[Rig]:
     metrics = Metrics()
     receiver = kind(
@@ -120,7 +134,7 @@ async def eventually(condition: Callable[[], object], what: str = "the condition
 
 def request_of(signal: Signal, count: int = 3, text: str = "x") -> bytes:
     """A small request with so many items."""
-    message = REQUEST_TYPES[signal]()
+    message: Any = REQUEST_TYPES[signal]()
     if signal is Signal.TRACES:
         scope = message.resource_spans.add().scope_spans.add()
         for index in range(count):
@@ -153,7 +167,7 @@ class Certificates:
 
 
 def make_certificates(folder: Path) -> Certificates:
-    now = datetime.datetime.now(datetime.UTC)
+    now = datetime.now(UTC)
     ca_key = ec.generate_private_key(ec.SECP256R1())
     ca_name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "quiver test authority")])
     made: Mapping[str, Path] = {
@@ -168,8 +182,8 @@ def make_certificates(folder: Path) -> Certificates:
             .issuer_name(ca_name)
             .public_key(key.public_key())
             .serial_number(x509.random_serial_number())
-            .not_valid_before(now - datetime.timedelta(hours=1))
-            .not_valid_after(now + datetime.timedelta(hours=1))
+            .not_valid_before(now - timedelta(hours=1))
+            .not_valid_after(now + timedelta(hours=1))
             .add_extension(x509.BasicConstraints(ca=is_ca, path_length=None), critical=True)
             .add_extension(
                 x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False

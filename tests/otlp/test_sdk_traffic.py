@@ -46,7 +46,7 @@ class _Everything(grpc.GenericRpcHandler):
     def __init__(self, got: list[bytes]) -> None:
         self._got = got
 
-    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
+    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes]:
         def answer(request: bytes, _: object) -> bytes:
             self._got.append(request)
             return b""

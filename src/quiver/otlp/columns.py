@@ -37,7 +37,10 @@ _MEMBERS: Final = {
     AttributeType.BYTES: 6,
 }
 _ENTRY: Final = pa.struct([pa.field("key", TEXT, nullable=False), pa.field("value", VALUE)])
-_NO_ENTRIES: Final = pa.array([], _ENTRY)
+
+
+# Not ``pa.array([])``: with pandas installed, the first one takes a quarter of a second.
+_NO_ENTRIES: Final = pa.nulls(0, _ENTRY)
 
 _DIGITS: Final = np.frombuffer(b"0123456789abcdef", np.uint8)
 _TO_HEX: Final = np.stack([np.repeat(_DIGITS, 16), np.tile(_DIGITS, 16)], axis=1).view("<u2")[:, 0]

@@ -36,7 +36,7 @@ MAX_REPEATED_BYTES: Final = 1024 * 1024 * 1024
 _FEW_ROWS: Final = 16
 # From here on it pays to take attributes the other way.
 _MANY_ROWS: Final = 128
-_SERVICE_NAME: Final = pa.scalar("service.name")
+_SERVICE_NAME: Final = "service.name"
 _BYTE_LISTS: Final = pa.list_(BYTES)
 
 
@@ -141,7 +141,7 @@ def _resource_columns(resources: Array, promoted: Sequence[PromotedAttribute]) -
         "resource_dropped_attributes_count": signed(resource.field(1)),
         "resource_entity_refs": resource.field(2).view(_BYTE_LISTS),
         "resource_schema_url": resources.field(2),
-        "service_name": promote(attributes, _SERVICE_NAME, AttributeType.STRING),
+        "service_name": promote(attributes, pa.scalar(_SERVICE_NAME), AttributeType.STRING),
         **promoted_columns(attributes, promoted, AttributeLevel.RESOURCE),
     }
 

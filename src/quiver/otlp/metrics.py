@@ -8,6 +8,7 @@ into the order of the request.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from types import MappingProxyType
 from typing import Any, Final, cast
 
@@ -56,7 +57,14 @@ from quiver.otlp.schema import (
 )
 
 KINDS: Final = ("gauge", "sum", "histogram", "exponential_histogram", "summary")
-KIND_NAMES: Final = pa.array(KINDS)
+
+
+@cache
+def kind_names() -> Array:
+    """The names as a column; made at the first call, which takes long with pandas installed."""
+    return pa.array(KINDS)
+
+
 _BOUNDS: Final = pa.list_(DOUBLE)
 _EXEMPLARS: Final = pa.list_(EXEMPLAR)
 _QUANTILES: Final = pa.list_(QUANTILE)
@@ -71,7 +79,7 @@ _VIEWS: Final[Mapping[str, Type]] = MappingProxyType(
         "zero_count": INT,
     }
 )
-_NO_EXEMPLARS: Final = pa.array([], EXEMPLAR)
+_NO_EXEMPLARS: Final = pa.nulls(0, EXEMPLAR)
 
 
 class Points:
@@ -181,7 +189,7 @@ def _metric_columns(metrics: Array, points: Points, request_of_row: Index) -> di
     own["metadata"] = as_map(metrics.field("metadata"))
     check_repeated(list(own.values()), points.metric, request_of_row, "metric")
     columns = take_all(own, points.metric)
-    columns["type"] = KIND_NAMES.take(of_numbers(points.kind, INT))
+    columns["type"] = kind_names().take(of_numbers(points.kind, INT))
     temporality = np.zeros(len(metrics), np.int32)
     for name in ("sum", "histogram", "exponential_histogram"):
         data = metrics.field(name)

@@ -38,7 +38,7 @@ from quiver.otlp.grouping import (
     uint64,
     uint64_lists,
 )
-from quiver.otlp.metrics import KIND_NAMES, KINDS
+from quiver.otlp.metrics import KINDS, kind_names
 from quiver.otlp.schema import INT
 
 # Fields whose column has another name.
@@ -73,7 +73,7 @@ def points_from_rows(rows: pa.RecordBatch, starts: Groups) -> pa.RecordBatch:
 
 def _kinds(column: Array) -> Index:
     """The type of each row as a number."""
-    kinds: Array = pc.index_in(column, KIND_NAMES)
+    kinds: Array = pc.index_in(column, kind_names())
     if kinds.null_count:
         raise InvalidRequest(
             f"a row has none of the types {', '.join(KINDS)}: select this column, and only rows "

@@ -43,8 +43,8 @@ from quiver.otlp.schema import EVENT, INT, LINK, TEXT
 
 _EVENTS: Final = pa.list_(EVENT)
 _LINKS: Final = pa.list_(LINK)
-_NO_EVENTS: Final = pa.array([], EVENT)
-_NO_LINKS: Final = pa.array([], LINK)
+_NO_EVENTS: Final = pa.nulls(0, EVENT)
+_NO_LINKS: Final = pa.nulls(0, LINK)
 
 
 def spans_to_columns(

@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import grpc  # type: ignore[import-untyped]  # it has no types
-import grpc.aio  # type: ignore[import-untyped]  # the same
+import grpc
+import grpc.aio
 import pytest
 
 from quiver import Signal
@@ -80,7 +80,7 @@ class Server:
                 await asyncio.sleep(0.005)
 
 
-class _Handler(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
+class _Handler(grpc.GenericRpcHandler):
     def __init__(self, server: Server) -> None:
         self._server = server
 
@@ -98,7 +98,7 @@ class _Handler(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no typ
 @asynccontextmanager
 async def grpc_server(
     server: Server,
-    credentials: object = None,
+    credentials: grpc.ServerCredentials | None = None,
     **options: int,
 ) -> AsyncIterator[Server]:
     running = grpc.aio.server(

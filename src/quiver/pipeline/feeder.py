@@ -29,7 +29,7 @@ from quiver.metrics import Metrics
 from quiver.pipeline.backoff import Outage, pause
 from quiver.pipeline.dead_letters import DeadLetter, DeadLetters
 from quiver.pipeline.item import Item, from_bundle
-from quiver.pipeline.node import Taker
+from quiver.pipeline.node import Gatherer, Taker
 from quiver.pipeline.options import PersistenceOptions, Recovery
 from quiver.store.store import OLDEST_FIRST, Choose, Store
 from quiver.subscriber.handle import BundleHandle
@@ -92,7 +92,10 @@ class Feeder:
         self._metrics = metrics
         self._chance = chance
         self._outage = Outage(options.retry, chance)
-        self._budget = _Budget(options.max_in_flight, options.max_in_flight_bytes)
+        self._places = options.max_in_flight
+        if isinstance(destination, Gatherer):
+            self._places = max(self._places, destination.max_in_flight)
+        self._budget = _Budget(self._places, options.max_in_flight_bytes)
         self._attempts: dict[BundleRef, int] = {}
         self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -102,11 +105,11 @@ class Feeder:
     def start(self) -> None:
         """Begin to read."""
         if self._options.recovery is Recovery.NEWEST_FIRST:
-            backfill = max(1, self._options.max_in_flight // _BACKFILL_SHARE)
-            fresh = max(1, self._options.max_in_flight - backfill)
+            backfill = max(1, self._places // _BACKFILL_SHARE)
+            fresh = max(1, self._places - backfill)
             plans = [(_NEWEST_FIRST, fresh), (OLDEST_FIRST, backfill)]
         else:
-            plans = [(OLDEST_FIRST, self._options.max_in_flight)]
+            plans = [(OLDEST_FIRST, self._places)]
         loop = asyncio.get_running_loop()
         self._readers = [
             loop.create_task(self._read(choose, asyncio.Semaphore(places)))

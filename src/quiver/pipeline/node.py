@@ -14,7 +14,7 @@ import asyncio
 import enum
 import random
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from quiver.errors import DeliveryError
 from quiver.pipeline.item import Item
@@ -46,6 +46,13 @@ class Taker(Node, Protocol):
     async def take(self, item: Item) -> None:
         """Take an item; when this returns the sender may forget it. Raises ``DeliveryError``."""
         ...
+
+
+@runtime_checkable
+class Gatherer(Taker, Protocol):
+    """A taker that confirms many items together, and so wants many at a time."""
+
+    max_in_flight: int
 
 
 class Dispatch(enum.StrEnum):

@@ -1,0 +1,1 @@
+"""What is done with telemetry on its way."""

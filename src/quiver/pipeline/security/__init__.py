@@ -1,0 +1,1 @@
+"""Who may send, and over what kind of connection."""

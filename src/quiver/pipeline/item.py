@@ -12,11 +12,13 @@ object of strings.
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Mapping
+import struct
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Final
+from typing import Final, cast
 
 import pyarrow as pa
 from blake3 import blake3
@@ -25,6 +27,7 @@ from quiver.bundle import Payload, RecordBundle, Signal, Slot, signal_of
 from quiver.errors import InvalidBundle
 
 MAX_CONTEXT_BYTES: Final = 16 * 1024
+_MAX_OFFSET: Final = 2**31 - 1
 OTLP_SLOTS: Final[Mapping[Signal, Slot]] = MappingProxyType(
     {
         Signal.LOGS: Slot.OTLP_LOGS,
@@ -61,7 +64,7 @@ def to_bundle(item: Item) -> RecordBundle:
     """The item as a store keeps it."""
     payloads: dict[int, Payload] = {}
     if item.requests:
-        batch = pa.record_batch([pa.array(item.requests, pa.binary())], schema=_OTLP_SCHEMA)
+        batch = pa.RecordBatch.from_arrays([_binary(item.requests)], schema=_OTLP_SCHEMA)
         payloads[OTLP_SLOTS[item.signal]] = Payload(batch, _OTLP_FINGERPRINT)
     else:
         bundle = RecordBundle.from_batches(
@@ -75,9 +78,20 @@ def to_bundle(item: Item) -> RecordBundle:
                 f"the context of a request takes {len(data)} bytes; at most {MAX_CONTEXT_BYTES}: "
                 "keep fewer headers"
             )
-        batch = pa.record_batch([pa.array([data], pa.binary())], schema=_CONTEXT_SCHEMA)
+        batch = pa.RecordBatch.from_arrays([_binary([data])], schema=_CONTEXT_SCHEMA)
         payloads[Slot.REQUEST_CONTEXT] = Payload(batch, _CONTEXT_FINGERPRINT)
     return RecordBundle(dict(sorted(payloads.items())), item.received_ns, item.count)
+
+
+def _binary(requests: Sequence[bytes]) -> pa.BinaryArray:
+    """A column of requests; a single one is not copied, which would be half of the work."""
+    ends = list(itertools.accumulate(map(len, requests), initial=0))
+    if ends[-1] > _MAX_OFFSET:
+        raise InvalidBundle(f"the requests of an item take {ends[-1]} bytes: send several items")
+    data = pa.py_buffer(requests[0] if len(requests) == 1 else b"".join(requests))
+    offsets = pa.py_buffer(struct.pack(f"<{len(ends)}i", *ends))
+    column = pa.Array.from_buffers(pa.binary(), len(requests), [None, offsets, data])
+    return cast("pa.BinaryArray", column)
 
 
 def from_bundle(bundle: RecordBundle) -> Item:

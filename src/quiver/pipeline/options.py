@@ -376,7 +376,10 @@ class LakeOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DebugOptions:
-    """Writes what passes to standard output: ``basic`` one line an item, ``detailed`` all of it."""
+    """Writes what passes to standard output: ``basic`` a line an item, ``detailed`` all of it.
+
+    With ``none`` it takes everything and writes nothing.
+    """
 
     verbosity: str = "basic"
 

@@ -28,7 +28,7 @@ CHOICES: Final[Mapping[tuple[type, str], tuple[str, ...]]] = MappingProxyType(
         (options.OtlpExporterOptions, "compression_method"): _COMPRESSIONS,
         (options.OtapExporterOptions, "compression_method"): _COMPRESSIONS,
         (options.ArrowOptions, "payload_compression"): ("none", "zstd", "lz4"),
-        (options.DebugOptions, "verbosity"): ("basic", "detailed"),
+        (options.DebugOptions, "verbosity"): ("none", "basic", "detailed"),
     }
 )
 """Texts of which only some are allowed."""

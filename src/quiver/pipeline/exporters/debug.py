@@ -44,11 +44,12 @@ class DebugExporter:
         metrics: Metrics | None = None,
         write: Callable[[str], None] = _to_stdout,
     ) -> None:
-        if options.verbosity not in {"basic", "detailed"}:
+        if options.verbosity not in {"none", "basic", "detailed"}:
             raise InvalidConfig(
-                f"{name}: verbosity is {options.verbosity!r}; it must be basic or detailed"
+                f"{name}: verbosity is {options.verbosity!r}; it must be none, basic or detailed"
             )
         self.name = name
+        self._is_silent = options.verbosity == "none"
         self._is_detailed = options.verbosity == "detailed"
         self._metrics = metrics or Metrics()
         self._write = write
@@ -59,7 +60,8 @@ class DebugExporter:
     async def take(self, item: Item) -> None:
         """Return when it is written. In a thread: a pipe that nobody reads holds up nothing."""
         try:
-            await asyncio.to_thread(lambda: self._write(self._text(item)))
+            if not self._is_silent:
+                await asyncio.to_thread(lambda: self._write(self._text(item)))
         except (OSError, ValueError) as error:
             raise TryLater(f"{self.name}: standard output does not take it: {error}") from error
         self._metrics.count("quiver.exporter.items_total", node=self.name)

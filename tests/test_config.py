@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from quiver import InvalidConfig, WalConfig
+from quiver.config import QueueConfig
 
 
 def test_defaults_are_valid() -> None:
@@ -23,3 +24,9 @@ def test_defaults_are_valid() -> None:
 def test_settings_outside_their_range(settings: dict[str, int], reason: str) -> None:
     with pytest.raises(InvalidConfig, match=reason):
         WalConfig(**settings)
+
+
+def test_a_grace_period_that_is_too_short_for_one_attempt() -> None:
+    assert QueueConfig(gc_grace_period=61).max_upload_age == 30.5
+    with pytest.raises(InvalidConfig, match=r"more than twice queue\.attempt_timeout"):
+        QueueConfig(gc_grace_period=60)

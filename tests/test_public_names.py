@@ -33,6 +33,7 @@ PUBLIC = {
     "ObjectNotFound",
     "ObjectsUnavailable",
     "QueueError",
+    "QueueFull",
     "ProducerClosed",
     "BatchLost",
     "QueueReset",

@@ -282,7 +282,11 @@ class QueueConfig:
     ``max_backoff``          5 s                the pause between two attempts at a write
     ``attempt_timeout``      30 s               one call to the object store
     ``give_up_after``        5 min              attempts at one write, together
+    ``gc_grace_period``      10 min             the age below which no batch is collected
     =======================  =================  ==============================================
+
+    Whoever works on a queue must use the same paths and the same ``gc_grace_period``: the consumer
+    deletes batches above that age, and producers list none that is above half of it.
     """
 
     manifest_path: str = "ingest/manifest"
@@ -292,6 +296,7 @@ class QueueConfig:
     max_backoff: float = 5.0
     attempt_timeout: float = 30.0
     give_up_after: float = 300.0
+    gc_grace_period: float = 600.0
 
     def __post_init__(self) -> None:
         for name in ("manifest_path", "data_path_prefix"):
@@ -307,6 +312,17 @@ class QueueConfig:
         _check("queue.max_backoff", self.max_backoff, at_least=0)
         _check("queue.attempt_timeout", self.attempt_timeout, at_least=0)
         _check("queue.give_up_after", self.give_up_after, at_least=0)
+        if self.max_upload_age <= self.attempt_timeout:
+            raise InvalidConfig(
+                f"queue.gc_grace_period is {self.gc_grace_period:g} s; it must be more than twice "
+                f"queue.attempt_timeout ({self.attempt_timeout:g} s), so that a batch is listed "
+                "before it may be collected"
+            )
+
+    @property
+    def max_upload_age(self) -> float:
+        """How long ago a batch may have been uploaded that is listed now, in seconds."""
+        return self.gc_grace_period / 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -361,7 +377,6 @@ class ConsumerConfig:
     ``max_remembered``       100,000            locations that repeats are recognised by
     ``lost_batches``         stop               ``stop`` or ``dead_letter``
     ``gc_interval``          5 min              between two rounds of garbage collection
-    ``gc_grace_period``      10 min             the age below which no batch is collected
     ``gc_max_deletes``       1000               batches that one round deletes
     =======================  =================  ==============================================
     """
@@ -372,12 +387,11 @@ class ConsumerConfig:
     max_remembered: int = 100_000
     lost_batches: LostBatchPolicy = LostBatchPolicy.STOP
     gc_interval: float = 300.0
-    gc_grace_period: float = 600.0
     gc_max_deletes: int = 1000
 
     def __post_init__(self) -> None:
         _check("consumer.dequeue_acks", self.dequeue_acks, at_least=1)
         _check("consumer.max_remembered", self.max_remembered, at_least=1)
         _check("consumer.gc_max_deletes", self.gc_max_deletes, at_least=1)
-        for name in ("dequeue_interval", "gc_interval", "gc_grace_period"):
+        for name in ("dequeue_interval", "gc_interval"):
             _check(f"consumer.{name}", getattr(self, name), at_least=0)

@@ -31,6 +31,7 @@
     │   ├── Conflict           somebody else changed the object first: read it again
     │   ├── Fenced             another consumer has taken over the queue
     │   ├── QueueReset         the manifest is not the one that was read before
+    │   ├── QueueFull          its manifest would grow above the limit: consume first
     │   ├── BatchLost          the manifest names a batch that is missing or damaged
     │   └── ProducerClosed     it was closed, or could not go on
     └── SubscriberError        a subscriber asks for what it cannot have
@@ -202,6 +203,12 @@ class Fenced(QueueError):
 
 class QueueReset(QueueError):
     """The manifest is not a later state of the one that was read before. Nothing was changed."""
+
+
+class QueueFull(QueueError):
+    """The manifest would grow above its limit. Nothing was appended; it may work later."""
+
+    retryable = True
 
 
 class BatchLost(QueueError):

@@ -18,10 +18,10 @@ from queues import (
 )
 
 from quiver.buffer import manifest
-from quiver.buffer.appender import Instant, Known, Pending, QueueFull, StaleUpload
+from quiver.buffer.appender import Instant, Known, Pending, StaleUpload
 from quiver.buffer.objects import Version
 from quiver.config import QueueConfig
-from quiver.errors import FormatError, ObjectsUnavailable, QueueReset
+from quiver.errors import FormatError, ObjectsUnavailable, QueueFull, QueueReset
 from quiver.metrics import Metrics
 from quiver.testing.objects import Fault, ObjectCall, SimulatedObjects
 from quiver.testing.virtual_time import run
@@ -210,7 +210,7 @@ def test_what_somebody_else_may_have_appended_is_looked_for() -> None:
 def test_a_batch_that_was_uploaded_too_long_ago_is_not_named() -> None:
     async def main() -> None:
         objects = quick_objects()
-        appender = appender_of(objects, max_upload_age=300)
+        appender = appender_of(objects)
         old, new = pending_of("A", age=301), pending_of("B", age=299)
         with pytest.raises(StaleUpload) as caught:
             await appender.append([old, new])
@@ -225,7 +225,7 @@ def test_a_batch_that_grows_old_between_two_attempts_is_not_named() -> None:
         objects = quick_objects()
         for _ in range(12):
             objects.order(Fault.LOST, "put_if")
-        appender = appender_of(objects, max_upload_age=1)
+        appender = appender_of(objects, QueueConfig(gc_grace_period=2, attempt_timeout=0.5))
         with pytest.raises(StaleUpload):
             await appender.append([pending_of("A")])
 
@@ -359,3 +359,54 @@ def test_a_greedy_consumer_sees_each_location_once_in_order_whatever_goes_wrong(
 
     for seed in range(20):
         run(main(seed), seed=seed)
+
+
+# --- Many writers -----------------------------------------------------------------------------
+
+
+def test_what_becomes_ready_meanwhile_is_in_the_next_attempt() -> None:
+    async def main() -> None:
+        objects = quick_objects()
+        plant(objects, "X")
+        waiting = [pending_of("B"), pending_of("C")]
+        asked = 0
+
+        def more() -> list[Pending]:
+            nonlocal asked
+            asked += 1
+            if asked == 1:
+                plant(objects, "Y")  # after it was read: a conflict
+                return [waiting.pop(0)]
+            return [waiting.pop(0)] if waiting else []
+
+        sequences = await appender_of(objects).append([pending_of("A")], more)
+        assert sequences == [2, 3, 4]
+        assert queued_names(objects) == ["X", "Y", "A", "B", "C"]
+
+    run(main())
+
+
+def test_who_meets_many_others_makes_way_after_a_write_and_not_before() -> None:
+    async def main() -> None:
+        objects = quick_objects()
+        loop = asyncio.get_running_loop()
+        meetings = iter(range(8))
+
+        def meet(call: ObjectCall) -> None:
+            if call.kind == "put_if" and (number := next(meetings, None)) is not None:
+                plant(objects, f"X{number}")
+
+        objects.on_arrival = meet
+        appender = appender_of(objects)
+        await appender.append([pending_of("A")])
+        # Eight conflicts, with a read and a write each, and pauses that do not grow.
+        assert 8 * 0.08 < loop.time() < 8 * (0.08 + 0.05) + 0.1
+        done = loop.time()
+        await appender.append([pending_of("B")])
+        assert 0.5 < loop.time() - done < 5.1
+        for name in "CDEFGHIJ":
+            done = loop.time()
+            await appender.append([pending_of(name)])
+        assert loop.time() - done == pytest.approx(0.04)  # nobody was met since
+
+    run(main())

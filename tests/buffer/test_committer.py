@@ -19,10 +19,12 @@ from queues import (
 )
 
 from quiver.buffer import manifest
-from quiver.buffer.committer import Committer
+from quiver.buffer.appender import Clock
 from quiver.buffer.committer_wire import Append, Done, Refused
+from quiver.buffer.group_commit import GroupCommit
 from quiver.config import QueueConfig
 from quiver.errors import ObjectsUnavailable
+from quiver.metrics import Metrics
 from quiver.testing.objects import Fault, ObjectCall, SimulatedObjects
 from quiver.testing.virtual_time import now_ms, run
 
@@ -44,24 +46,31 @@ def writes(objects: SimulatedObjects) -> int:
 @contextlib.asynccontextmanager
 async def committing(
     objects: SimulatedObjects, config: QueueConfig | None = None, *, max_append: int = 1024
-) -> AsyncIterator[Committer]:
-    """A committer that nobody can call, so without sockets."""
-    committer = Committer(
-        objects, config or QueueConfig(), now_ms=now_ms, random=Random(0), max_append=max_append
+) -> AsyncIterator[GroupCommit]:
+    """What a committer does, without sockets."""
+    committer = GroupCommit(
+        objects,
+        config or QueueConfig(),
+        clock=Clock(now_ms),
+        random=Random(0),
+        metrics=Metrics(),
+        max_append=max_append,
     )
-    committer._committing = asyncio.create_task(committer._commit_forever())
-    async with committer:
+    running = asyncio.create_task(committer.run())
+    try:
         yield committer
+    finally:
+        running.cancel()
 
 
 def test_all_that_wait_are_in_one_write() -> None:
     async def main() -> None:
         objects = quick_objects()
         async with committing(objects) as committer:
-            first = asyncio.create_task(committer._enqueue(asked("A")))
+            first = asyncio.create_task(committer.commit(asked("A")))
             await asyncio.sleep(0.01)  # on its way
             others = [
-                asyncio.create_task(committer._enqueue(asked(f"B{number}", f"C{number}")))
+                asyncio.create_task(committer.commit(asked(f"B{number}", f"C{number}")))
                 for number in range(50)
             ]
             assert await first == Done(7, (0,))
@@ -78,7 +87,7 @@ def test_one_write_holds_at_most_so_many_but_one_request_at_least() -> None:
         objects = quick_objects()
         async with committing(objects, max_append=3) as committer:
             requests = [asked("A", "B"), asked("C"), asked("D"), asked(*"1234"), asked("5")]
-            await asyncio.gather(*map(committer._enqueue, requests))
+            await asyncio.gather(*map(committer.commit, requests))
         assert queued_names(objects) == list("ABCD12345")
         assert writes(objects) == 4
 
@@ -90,10 +99,10 @@ def test_what_is_asked_for_twice_is_appended_once() -> None:
         objects = quick_objects()
         async with committing(objects) as committer:
             answers = await asyncio.gather(
-                *(committer._enqueue(one) for one in (asked("A", "B"), asked("A", "B", "C")))
+                *(committer.commit(one) for one in (asked("A", "B"), asked("A", "B", "C")))
             )
             assert answers == [Done(7, (0, 1)), Done(7, (0, 1, 2))]
-            assert await committer._enqueue(asked("B")) == Done(7, (1,))
+            assert await committer.commit(asked("B")) == Done(7, (1,))
         assert queued_names(objects) == ["A", "B", "C"]
 
     run(main())
@@ -103,9 +112,9 @@ def test_what_the_producer_appended_itself_is_found() -> None:
     async def main() -> None:
         objects = quick_objects()
         async with committing(objects) as committer:
-            await committer._enqueue(asked("A"))
+            await committer.commit(asked("A"))
             await appender_of(objects).append([pending_of("B")])
-            assert await committer._enqueue(asked("B", "C")) == Done(7, (1, 2))
+            assert await committer.commit(asked("B", "C")) == Done(7, (1, 2))
         assert queued_names(objects) == ["A", "B", "C"]
 
     run(main())
@@ -115,9 +124,9 @@ def test_a_request_that_waited_too_long_is_refused_and_surely_not_done() -> None
     async def main() -> None:
         objects = quick_objects()
         async with committing(objects) as committer:
-            first = asyncio.create_task(committer._enqueue(asked("A")))
+            first = asyncio.create_task(committer.commit(asked("A")))
             await asyncio.sleep(0.01)
-            late = await committer._enqueue(asked("B", patience_ms=20))
+            late = await committer.commit(asked("B", patience_ms=20))
             assert isinstance(late, Refused)
             assert not late.unclear
             assert await first == Done(7, (0,))
@@ -131,7 +140,7 @@ def test_an_old_upload_is_refused_and_the_others_go_on() -> None:
         objects = quick_objects()
         async with committing(objects) as committer:
             answers = await asyncio.gather(
-                *(committer._enqueue(one) for one in (asked("A", age_ms=300_001), asked("B")))
+                *(committer.commit(one) for one in (asked("A", age_ms=300_001), asked("B")))
             )
         assert isinstance(answers[0], Refused)
         assert answers[1] == Done(7, (0,))
@@ -152,12 +161,12 @@ def test_a_refusal_says_whether_it_is_sure(unclear: bool) -> None:
 
         objects.on_arrival = fail
         async with committing(objects) as committer:
-            answer = await committer._enqueue(asked("A"))
+            answer = await committer.commit(asked("A"))
             assert isinstance(answer, Refused)
             assert answer.unclear is unclear
             assert asyncio.get_running_loop().time() < 30  # before its producer gives up
             objects.on_arrival = None
-            assert await committer._enqueue(asked("B")) == Done(7, (0,))
+            assert await committer.commit(asked("B")) == Done(7, (0,))
 
     run(main())
 
@@ -167,11 +176,11 @@ def test_a_damaged_manifest_is_refused_until_it_is_repaired() -> None:
         objects = quick_objects()
         objects.plant(MANIFEST, b"garbage" + manifest.EMPTY)
         async with committing(objects) as committer:
-            answer = await committer._enqueue(asked("A"))
+            answer = await committer.commit(asked("A"))
             assert isinstance(answer, Refused)
             assert "byte" in answer.reason
             objects.plant(MANIFEST, manifest.EMPTY)
-            assert await committer._enqueue(asked("A")) == Done(7, (0,))
+            assert await committer.commit(asked("A")) == Done(7, (0,))
 
     run(main())
 
@@ -187,8 +196,8 @@ def test_two_committers_and_a_producer_do_each_other_no_harm(seed: int) -> None:
 
             async def everywhere(name: str) -> None:
                 await asyncio.gather(
-                    one._enqueue(asked(name)),
-                    other._enqueue(asked(name)),
+                    one.commit(asked(name)),
+                    other.commit(asked(name)),
                     appender_of(objects, seed=seed).append([pending_of(name, shared=True)]),
                 )
 

@@ -12,6 +12,7 @@ from memory_objects import (
     MemoryObjects,
     doing,
     enqueue,
+    enqueue_again,
     failing,
     location,
     new_entry,
@@ -237,6 +238,20 @@ async def test_descriptors_leave_repeats_out(objects: MemoryObjects) -> None:
     await it.ack_through(3)
     assert sequences(objects) == []
     assert count(it, "acks") == 3
+
+
+@scenario
+async def test_what_another_producer_listed_twice_comes_once(objects: MemoryObjects) -> None:
+    produce(objects, 1, 2)
+    enqueue_again(objects, 1)
+    it = await started(objects)
+    assert await drained(it) == [0, 1]
+    assert count(it, "repeats_dropped") == 1
+    await it.ack(0)
+    await it.ack(1)
+    assert it.last_acked == 2
+    await it.flush()
+    assert sequences(objects) == []
 
 
 @scenario

@@ -29,7 +29,7 @@ from quiver.testing.virtual_time import now_ms, run
 BATCHES = 120
 PRODUCERS = 3
 GRACE = 120.0
-QUEUE = QueueConfig(attempt_timeout=5)
+QUEUE = QueueConfig(attempt_timeout=5, gc_grace_period=GRACE)
 FAULTS = Faults(lost=0.02, unanswered=0.02, repeated=0.02, late=0.01, slow=0.01)
 
 
@@ -71,7 +71,6 @@ class World:
             now_ms=now_ms,
             random=random,
             ulids=ulid,
-            max_upload_age=GRACE / 2,
         )
         for number in share:
             await producer.produce([b"%d" % number])
@@ -114,7 +113,6 @@ class World:
             dequeue_acks=self.random.choice([1, 5, 100]),
             dequeue_interval=self.random.choice([0, 1, 10]),
             gc_interval=10,
-            gc_grace_period=GRACE,
         )
         try:
             async with asyncio.timeout(seconds):
@@ -150,3 +148,40 @@ class World:
 def test_every_batch_comes_whatever_fails(seed: int) -> None:
     world = World(seed)
     run(world.run(), seed=seed, shuffle=True)
+
+
+def test_a_consumer_gets_through_among_many_producers() -> None:
+    async def main() -> None:
+        objects = SimulatedObjects(Random(1), latency=(0.03, 0.06))
+        producing = asyncio.create_task(many_producers(objects, 20, seconds=15))
+        config = ConsumerConfig(queue=QUEUE)
+        it = Consumer(objects, config, metrics=Metrics(), now_ms=now_ms, random=Random(2))
+        await it.initialize()
+        loop = asyncio.get_running_loop()
+        took = []
+        while not producing.done():
+            await it.wait_for_batch(1)
+            if entries := await it.next_descriptors(1000):
+                begun = loop.time()
+                await it.ack_through(entries[-1].sequence)
+                took.append(loop.time() - begun)
+        await producing
+        assert len(took) > 5
+        assert max(took) < 5
+
+    run(main())
+
+
+async def many_producers(objects: SimulatedObjects, count: int, seconds: int) -> None:
+    """Ten batches a second each, and all of them durable in the end."""
+
+    async def one(number: int) -> None:
+        producer = Producer(
+            objects, ProducerConfig(queue=QUEUE), now_ms=now_ms, random=Random(f"many {number}")
+        )
+        for _ in range(10 * seconds):
+            await producer.produce([b"x"])
+            await asyncio.sleep(0.1)
+        await producer.close()
+
+    await asyncio.gather(*map(one, range(count)))

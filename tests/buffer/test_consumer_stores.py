@@ -15,7 +15,7 @@ from quiver.buffer.consumer import Consumer
 from quiver.buffer.objects import Objects
 from quiver.buffer.obstore_objects import open_objects
 from quiver.buffer.producer import Producer
-from quiver.config import BatchCompression, ConsumerConfig, ProducerConfig
+from quiver.config import BatchCompression, ConsumerConfig, ProducerConfig, QueueConfig
 from quiver.errors import Fenced
 from quiver.metrics import Metrics
 
@@ -37,13 +37,14 @@ async def consumer(objects: Objects, config: ConsumerConfig, last: int | None = 
 
 async def roundtrip(objects: Objects) -> None:
     """Five batches, two consumers, and nothing left."""
+    queue = QueueConfig(gc_grace_period=3, attempt_timeout=1.4)
+    config = ConsumerConfig(queue=queue, dequeue_acks=2)
     async with Producer(
-        objects, ProducerConfig(batch_compression=BatchCompression.ZSTD)
+        objects, ProducerConfig(queue=queue, batch_compression=BatchCompression.ZSTD)
     ) as producer:
         for number in range(5):
             await producer.produce([b"%d" % number, b""], b"\1\1\1\0")
             await producer.flush()
-    config = ConsumerConfig(gc_grace_period=1, dequeue_acks=2)
     first = await consumer(objects, config)
     batch = await first.next_batch()
     assert batch is not None

@@ -45,12 +45,63 @@ def writes(objects: SimulatedObjects) -> int:
     return sum(call.kind == "put_if" and call.outcome == "done" for call in objects.calls)
 
 
+CLAIM = "ingest/.queue"
+
+
 def failing(kind: str, error: QuiverError) -> Callable[[ObjectCall], None]:
     def fail(call: ObjectCall) -> None:
-        if call.kind == kind:
+        if call.kind == kind and call.path != CLAIM:
             raise error
 
     return fail
+
+
+# --- The prefix -------------------------------------------------------------------------------
+
+
+def test_the_prefix_is_claimed_before_the_first_upload() -> None:
+    async def main() -> None:
+        objects = quick_objects()
+        async with producer_of(objects) as producer, producer_of(objects, seed=1) as other:
+            await asyncio.gather(producer.produce([b"a"]), other.produce([b"b"]))
+        assert objects.peek(CLAIM) == MANIFEST.encode()
+        paths = [call.path for call in objects.calls if call.kind in {"put", "put_if"}]
+        assert [path for path in paths if path == CLAIM] == paths[:2]
+        assert len(queued(objects)) == 2
+
+    run(main())
+
+
+def test_nothing_is_uploaded_below_the_prefix_of_another_queue() -> None:
+    async def main() -> None:
+        objects = quick_objects()
+        objects.plant(CLAIM, b"other/manifest")
+        producer = producer_of(objects)
+        handle = await producer.produce([b"a"])
+        with pytest.raises(QueueError, match="other/manifest"):
+            await handle.watcher.durable()
+        assert objects.paths() == [CLAIM]
+        objects.remove(CLAIM)
+        await (await producer.produce([b"b"])).watcher.durable()  # it looks again
+        assert queued_records(objects) == [(b"b",)]
+        await producer.close()
+
+    run(main())
+
+
+def test_a_producer_that_ends_while_it_claims_leaves_no_task() -> None:
+    async def main() -> None:
+        objects = quick_objects()
+        producer = producer_of(objects)
+        handle = await producer.produce([b"a"])
+        await asyncio.sleep(0.01)
+        producer.abort()
+        await asyncio.sleep(1)
+        assert isinstance(handle.watcher.result(), ProducerClosed)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        assert [path for path in objects.paths() if path != CLAIM] == []
+
+    run(main())
 
 
 # --- What goes wrong --------------------------------------------------------------------------
@@ -65,7 +116,7 @@ def test_an_upload_is_tried_again_under_the_same_location(fault: Fault) -> None:
             await producer.produce([b"a"])
         assert queued_records(objects) == [(b"a",)]
         await asyncio.sleep(200)
-        assert objects.paths() == sorted([queued(objects)[0].location, MANIFEST])
+        assert objects.paths() == sorted([queued(objects)[0].location, MANIFEST, CLAIM])
 
     run(main())
 
@@ -191,8 +242,10 @@ def test_what_nobody_expects_reaches_the_watchers(call: str) -> None:
 def test_a_batch_that_waited_too_long_is_uploaded_under_a_new_name() -> None:
     async def main() -> None:
         objects = SimulatedObjects(Random(0), latency=(0.02, 0.02), slow=(20, 20))
-        producer = producer_of(objects, ProducerConfig(flush_size_bytes=1), max_upload_age=10)
-        objects.order(Fault.SLOW, "get", MANIFEST)
+        queue = QueueConfig(gc_grace_period=20, attempt_timeout=5)
+        producer = producer_of(objects, ProducerConfig(flush_size_bytes=1, queue=queue))
+        for _ in range(3):
+            objects.order(Fault.SLOW, "get", MANIFEST)
         handle = await producer.produce([b"a"])
         durable = await handle.watcher.durable()
         uploads = [call.path for call in objects.calls if call.kind == "put"]
@@ -207,9 +260,10 @@ def test_a_batch_of_unknown_fate_is_uploaded_under_its_old_name() -> None:
     async def main() -> None:
         objects = quick_objects()
         config = ProducerConfig(
-            flush_size_bytes=1, queue=QueueConfig(attempt_timeout=1, max_backoff=1)
+            flush_size_bytes=1,
+            queue=QueueConfig(attempt_timeout=1, max_backoff=1, gc_grace_period=6),
         )
-        producer = producer_of(objects, config, max_upload_age=3)
+        producer = producer_of(objects, config)
         objects.on_arrival = failing("put_if", ObjectsUnavailable("no"))
         handle = await producer.produce([b"a"])
         await asyncio.sleep(12)
@@ -232,7 +286,7 @@ def test_a_batch_of_unknown_fate_that_may_be_deleted_is_not_named_again() -> Non
             return now_ms() + late
 
         config = ProducerConfig(flush_size_bytes=1, queue=QueueConfig(attempt_timeout=1))
-        producer = producer_of(objects, config, max_upload_age=300, clock=clock)
+        producer = producer_of(objects, config, clock=clock)
         objects.on_arrival = failing("put_if", ObjectsUnavailable("no"))
         handle = await producer.produce([b"a"])
         await asyncio.sleep(5)

@@ -169,6 +169,18 @@ def enqueue(objects: MemoryObjects, *new: NewEntry, path: str = MANIFEST) -> Non
     objects.store(path, manifest.append(there, new, source=path))
 
 
+def enqueue_again(objects: MemoryObjects, number: int) -> None:
+    """List a batch that is in the manifest already, as producers of other kinds may."""
+    data = objects.data(MANIFEST)
+    footer = manifest.decode_footer(data, source=MANIFEST)
+    empty = footer._replace(entry_count=0).encode()
+    entry = manifest.append(empty, [new_entry(number)], source=MANIFEST)[: -manifest.FOOTER_SIZE]
+    after = footer._replace(
+        entry_count=footer.entry_count + 1, next_sequence=footer.next_sequence + 1
+    )
+    objects.store(MANIFEST, data[: -manifest.FOOTER_SIZE] + entry + after.encode())
+
+
 def produce(objects: MemoryObjects, *numbers: int) -> None:
     """Upload batches of one record, ``record {number}``, and list them."""
     for number in numbers:

@@ -41,7 +41,6 @@ def producer_of(
     metrics: Metrics | None = None,
     seed: int = 0,
     clock: Callable[[], int] = now_ms,
-    max_upload_age: float = 300.0,
 ) -> Producer:
     """A producer that does the same each time."""
     return Producer(
@@ -51,7 +50,6 @@ def producer_of(
         now_ms=clock,
         random=Random(f"producer {seed}"),
         ulids=seeded_ulids(seed, clock),
-        max_upload_age=max_upload_age,
     )
 
 
@@ -62,7 +60,6 @@ def appender_of(
     metrics: Metrics | None = None,
     seed: int = 0,
     role: str = "producer",
-    max_upload_age: float = 300.0,
 ) -> Appender:
     """An appender that does the same each time."""
     return Appender(
@@ -72,7 +69,6 @@ def appender_of(
         random=Random(f"appender {seed}"),
         metrics=metrics or Metrics(),
         role=role,
-        max_upload_age=max_upload_age,
     )
 
 

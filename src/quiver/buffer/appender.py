@@ -35,24 +35,23 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from quiver.buffer import manifest
+from quiver.buffer.crowd import Crowd
 from quiver.buffer.objects import Objects, Version
 from quiver.buffer.retrying import Backoff, within
 from quiver.buffer.types import NewEntry
 from quiver.config import QueueConfig
-from quiver.errors import Conflict, ObjectNotFound, ObjectsUnavailable, QueueError, QueueReset
+from quiver.errors import (
+    Conflict,
+    ObjectNotFound,
+    ObjectsUnavailable,
+    QueueError,
+    QueueFull,
+    QueueReset,
+)
 from quiver.metrics import SIZE_BOUNDS, Metrics
-
-MAX_UPLOAD_AGE: Final = 300.0
-"""Half of the default ``gc_grace_period``, in seconds."""
-
-
-class QueueFull(QueueError):
-    """The manifest would grow above its limit. Nothing was appended; it may work later."""
-
-    retryable = True
 
 
 class StaleUpload(QueueError):
@@ -159,7 +158,6 @@ class Appender:
         random: Random,
         metrics: Metrics,
         role: str,
-        max_upload_age: float = MAX_UPLOAD_AGE,
     ) -> None:
         self._objects = objects
         self._config = config
@@ -167,13 +165,13 @@ class Appender:
         self._random = random
         self._metrics = metrics
         self._role = role
-        self._max_upload_age = max_upload_age
         self._known: Known | None = None
         self._alone = False
         self._next_sequence = 0
         self._writes = 0
         self._conflicts = 0
         self._turn = asyncio.Lock()
+        self._crowd = Crowd(config, random)
 
     @property
     def conflict_rate(self) -> float:
@@ -186,31 +184,49 @@ class Appender:
 
     def check_fresh(self, pending: Sequence[Pending]) -> None:
         """Raise ``StaleUpload`` for those that were uploaded too long ago."""
-        stale = [one for one in pending if self._clock.since(one.uploaded) > self._max_upload_age]
+        oldest = self._config.max_upload_age
+        stale = [one for one in pending if self._clock.since(one.uploaded) > oldest]
         if stale:
             raise StaleUpload(stale)
 
-    async def append(self, pending: Sequence[Pending]) -> list[int]:
+    async def append(
+        self, pending: Sequence[Pending], more: Callable[[], Sequence[Pending]] = tuple
+    ) -> list[int]:
         """Append those that are not in the manifest yet, in this order; all their sequences.
+
+        ``more`` is asked before each write for those that became ready meanwhile; their sequences
+        come behind the others.
 
         Raises ``StaleUpload``, ``QueueFull``, ``QueueReset`` and ``FormatError``, after none of
         which anything new was appended, and ``ObjectsUnavailable``, after which nobody knows.
         """
         async with self._turn:
+            await self._crowd.make_way()
             backoff = Backoff(self._config, self._random)
+            wanted = list(pending)
+            conflicts = 0
             while True:
                 chained = self._alone and self._known is not None
+                begun = asyncio.get_running_loop().time()
                 try:
                     known = await self._current()
-                    return await self._append_to(known, pending)
+                    wanted += more()
+                    sequences = await self._append_to(known, wanted)
                 except QueueFull:
                     if not chained:
                         raise
                     self._alone = False  # the consumer may have made room since
-                except (Conflict, ObjectsUnavailable) as error:
+                except Conflict as error:
                     self._alone = False
-                    if not (chained and isinstance(error, Conflict)):
-                        await backoff.pause(error, self._config.manifest_path)
+                    conflicts += 1
+                    if not chained:
+                        await backoff.step_aside(error, self._config.manifest_path)
+                except ObjectsUnavailable as error:
+                    self._alone = False
+                    await backoff.pause(error, self._config.manifest_path)
+                else:
+                    self._crowd.got_through(conflicts, begun)
+                    return sequences
 
     # --- Reading ------------------------------------------------------------------------------
 

@@ -34,7 +34,7 @@ from quiver.buffer.bounded import BoundedObjects
 from quiver.buffer.dead_letters import DeadLetters
 from quiver.buffer.names import ulid_time_ms
 from quiver.buffer.objects import ObjectInfo, Objects
-from quiver.buffer.ownership import claim_prefix, marker_path
+from quiver.buffer.ownership import check_prefix, claim_prefix, marker_path
 from quiver.config import ConsumerConfig
 from quiver.errors import (
     Conflict,
@@ -116,21 +116,35 @@ class Collector:
         listed = await self._read_manifest(epoch)
         await self._objects.put(f"{self._prefix}/{CLOCK}", b"")
         children = await self._objects.list_children(self._prefix)
-        await self._refuse_other_queues(children)
-        buried = await self._read_dead_letters()
         now_ms = self._earlier_clock(children)
-        garbage = (
-            [child for child in children if self._is_garbage(child, listed, now_ms)]
-            if now_ms is not None
-            else []
-        )
-        due = self._mark([child for child in garbage if child.path not in buried], start)
+        due = self._mark(await self._garbage(children, listed, now_ms), start)
         if due:
             listed = await self._read_manifest(epoch)
             due = [child for child in due if self._is_garbage(child, listed, now_ms or 0)]
             await self._delete([child.path for child in due])
         self._metrics.observe("buffer.gc_duration_seconds", loop.time() - start)
         return Collected(tuple(child.path for child in due), len(self._marks))
+
+    async def candidates(self, epoch: int) -> tuple[str, ...]:
+        """What a round would mark to be deleted later, by this clock alone. Nothing is written."""
+        await check_prefix(self._objects, self._queue)
+        listed = await self._read_manifest(epoch)
+        children = await self._objects.list_children(self._prefix)
+        garbage = await self._garbage(children, listed, self._now_ms())
+        return tuple(child.path for child in garbage)
+
+    async def _garbage(
+        self, children: Sequence[ObjectInfo], listed: _Listed, now_ms: int | None
+    ) -> list[ObjectInfo]:
+        await self._refuse_other_queues(children)
+        buried = await self._read_dead_letters()
+        if now_ms is None:
+            return []
+        return [
+            child
+            for child in children
+            if self._is_garbage(child, listed, now_ms) and child.path not in buried
+        ]
 
     # --- What must stay -------------------------------------------------------------------------
 
@@ -221,7 +235,7 @@ class Collector:
             return False
         if listed.oldest_ms is not None and named_ms >= listed.oldest_ms:
             return False
-        return now_ms - max(named_ms, child.modified_ms) >= self._config.gc_grace_period * 1000
+        return now_ms - max(named_ms, child.modified_ms) >= self._queue.gc_grace_period * 1000
 
     def _mark(self, garbage: Sequence[ObjectInfo], now: float) -> list[ObjectInfo]:
         """Remember what is garbage now; what was so for long enough is due, the oldest first."""
@@ -232,7 +246,7 @@ class Collector:
                 mark = _Mark(now, child.modified_ms)
             marks[child.path] = mark
         self._marks = marks
-        wait = self._config.gc_grace_period / 2
+        wait = self._queue.gc_grace_period / 2
         due = [child for child in garbage if now - marks[child.path].since >= max(wait, 1e-9)]
         due.sort(key=lambda child: (child.modified_ms, child.path))
         return due[: self._config.gc_max_deletes]

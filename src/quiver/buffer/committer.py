@@ -14,59 +14,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
 from random import Random
 from types import TracebackType
 from typing import Final, Self
 
-from quiver.buffer.appender import (
-    MAX_UPLOAD_AGE,
-    Appender,
-    Clock,
-    Instant,
-    Pending,
-    StaleUpload,
-    wall_clock_ms,
-)
+from quiver.buffer.appender import Clock, wall_clock_ms
 from quiver.buffer.committer_wire import Append, Done, Refused, decode, read_frame
+from quiver.buffer.group_commit import MAX_APPEND, GroupCommit
 from quiver.buffer.names import ulid_time_ms
 from quiver.buffer.objects import Objects
 from quiver.buffer.retrying import within
 from quiver.config import QueueConfig
-from quiver.errors import FormatError, ObjectNotFound, QueueError, QuiverError
+from quiver.errors import FormatError, ObjectNotFound, QueueError
 from quiver.metrics import Metrics
 
 MAX_CONNECTIONS: Final = 256
 IDLE_TIMEOUT: Final = 600.0
-MAX_APPEND: Final = 1024
-
-
-@dataclass(slots=True, eq=False)
-class _Request:
-    """What one producer waits for."""
-
-    asked: Append
-    pending: list[Pending]
-    deadline: float
-    answer: asyncio.Future[Done | Refused] = field(
-        default_factory=lambda: asyncio.get_running_loop().create_future()
-    )
-
-    def done(self, sequences: dict[str, int]) -> None:
-        """They are in the manifest."""
-        places = tuple(sequences[one.entry.location] for one in self.pending)
-        self._settle(Done(self.asked.request_id, places))
-
-    def refuse(self, error: Exception) -> None:
-        """They are not, or nobody knows."""
-        unclear = any(one.unsure_from is not None for one in self.pending)
-        self._settle(Refused(self.asked.request_id, unclear, str(error)))
-
-    def _settle(self, answer: Done | Refused) -> None:
-        if not self.answer.done():
-            self.answer.set_result(answer)
 
 
 class Committer:
@@ -83,28 +47,20 @@ class Committer:
         max_append: int = MAX_APPEND,
         max_connections: int = MAX_CONNECTIONS,
         idle_timeout: float = IDLE_TIMEOUT,
-        max_upload_age: float = MAX_UPLOAD_AGE,
     ) -> None:
         self._objects = objects
         self._config = config
         self._metrics = metrics or Metrics()
-        self._clock = Clock(now_ms)
-        self._max_append = max_append
         self._max_connections = max_connections
         self._idle_timeout = idle_timeout
-        # Producers wait for one attempt_timeout, then do it themselves: do not outlast them.
-        patience = min(config.give_up_after, config.attempt_timeout / 2)
-        self._appender = Appender(
+        self._group = GroupCommit(
             objects,
-            replace(config, give_up_after=patience),
-            clock=self._clock,
+            config,
+            clock=Clock(now_ms),
             random=random or Random(),  # noqa: S311 - for the pauses between attempts
             metrics=self._metrics,
-            role="committer",
-            max_upload_age=max_upload_age,
+            max_append=max_append,
         )
-        self._waiting: deque[_Request] = deque()
-        self._wanted = asyncio.Event()
         self._server: asyncio.Server | None = None
         self._committing: asyncio.Task[None] | None = None
         self._connections: set[asyncio.Task[None]] = set()
@@ -112,12 +68,12 @@ class Committer:
     @property
     def conflict_rate(self) -> float:
         """How many of 100 writes of the manifest met another writer's."""
-        return self._appender.conflict_rate
+        return self._group.conflict_rate
 
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> tuple[str, int]:
         """Listen; where, with the port that was chosen if none was named."""
         self._server = await asyncio.start_server(self._accept, host, port)
-        self._committing = asyncio.create_task(self._commit_forever())
+        self._committing = asyncio.create_task(self._group.run())
         address = self._server.sockets[0].getsockname()
         return address[0], address[1]
 
@@ -199,7 +155,7 @@ class Committer:
                     message.request_id, unclear=False, reason=str(error)
                 )
             else:
-                answer = await self._enqueue(message)
+                answer = await self._group.commit(message)
             writer.write(answer.encode())
             await self._drain(writer)
 
@@ -226,75 +182,3 @@ class Committer:
             )
         except ObjectNotFound as error:
             raise QueueError(f"{location} is not in the object store of this committer") from error
-
-    async def _enqueue(self, asked: Append) -> Done | Refused:
-        now = self._clock.read()
-        uploaded = Instant(now.loop - asked.age_ms / 1000, now.wall_ms - asked.age_ms)
-        request = _Request(
-            asked,
-            [Pending(entry, uploaded, shared=True) for entry in asked.entries],
-            now.loop + asked.patience_ms / 1000,
-        )
-        self._waiting.append(request)
-        self._wanted.set()
-        return await request.answer
-
-    # --- Committing ---------------------------------------------------------------------------
-
-    async def _commit_forever(self) -> None:
-        while True:
-            await self._wanted.wait()
-            group = self._take_group()
-            if not self._waiting:
-                self._wanted.clear()
-            try:
-                await self._commit(group)
-            except Exception as error:  # noqa: BLE001 - the next group must not wait forever
-                for request in group:
-                    request.refuse(error)
-
-    def _take_group(self) -> list[_Request]:
-        """As many waiting requests as one write may hold, but one at least."""
-        group: list[_Request] = []
-        entries = 0
-        now = asyncio.get_running_loop().time()
-        while self._waiting:
-            request = self._waiting[0]
-            if group and entries + len(request.pending) > self._max_append:
-                break
-            self._waiting.popleft()
-            if now >= request.deadline:
-                request.refuse(QueueError("the request waited for too long"))
-            else:
-                group.append(request)
-                entries += len(request.pending)
-        return group
-
-    async def _commit(self, group: Sequence[_Request]) -> None:
-        while group:
-            pending = _once_each(group)
-            try:
-                sequences = await self._appender.append(list(pending.values()))
-            except StaleUpload as error:
-                stale = {one.entry.location for one in error.stale}
-                for request in group:
-                    if any(one.entry.location in stale for one in request.pending):
-                        request.refuse(error)
-                group = [request for request in group if not request.answer.done()]
-            except QuiverError as error:
-                for request in group:
-                    request.refuse(error)
-                return
-            else:
-                places = dict(zip(pending, sequences, strict=True))
-                for request in group:
-                    request.done(places)
-                return
-
-
-def _once_each(group: Sequence[_Request]) -> dict[str, Pending]:
-    """What is asked for twice, by a producer that asks again, is appended once."""
-    pending: dict[str, Pending] = {}
-    for request in group:
-        request.pending = [pending.setdefault(one.entry.location, one) for one in request.pending]
-    return pending

@@ -11,7 +11,7 @@ again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import Final
 
@@ -63,7 +63,9 @@ class CommitterFirst:
         self._failures = 0
         self._rests_until = 0.0
 
-    async def append(self, pending: Sequence[Pending]) -> list[int]:
+    async def append(
+        self, pending: Sequence[Pending], more: Callable[[], Sequence[Pending]] = tuple
+    ) -> list[int]:
         """As ``Appender.append``."""
         self._direct.check_fresh(pending)
         loop = asyncio.get_running_loop()
@@ -87,7 +89,7 @@ class CommitterFirst:
                 self._failures = 0
                 self._metrics.count("buffer.committer_appends")
                 return sequences
-        return await self._direct.append(pending)
+        return await self._direct.append(pending, more)
 
     async def close(self) -> None:
         """Hang up, and wait until that is done."""

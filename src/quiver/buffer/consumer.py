@@ -6,6 +6,7 @@ itself ``Fenced`` when it next reads or writes the manifest.
 ====================  ============================================================================
 ``next_batch``        the next batch, fetched; None when there is none
 ``next_descriptors``  the next entries, to be fetched anywhere, in parallel
+``entries_between``   entries by their sequences, as often as asked for; nothing moves
 ``ack``               the batch is processed: exactly the one after that acknowledged last
 ``ack_through``       this one and all before; durable when it returns
 ``flush``             what is acknowledged is out of the manifest when it returns
@@ -72,9 +73,9 @@ class Consumer:
         self._acking = asyncio.Lock()
         self._open = False
         self._waiting: deque[QueueEntry] = deque()
-        self._remembered: dict[str, None] = {}  # locations, the oldest first
+        self._remembered: dict[str, int] = {}  # locations and sequences, the oldest first
         self._silent: set[int] = set()  # left out, and not acknowledged yet
-        self._handed_out = self._acked = self._dequeued = -1
+        self._handed_out = self._acked = self._dequeued = self._shown = -1
         self._acked_since: float | None = None  # when the first ack was that is not written yet
 
     @property
@@ -103,14 +104,14 @@ class Consumer:
         queue = self._config.queue
         await self._patiently(lambda: check_prefix(self._objects, queue))
         for entry in await self._watch.take_over(last_acked):
-            self._remember(entry.location)
+            self._remember(entry)
         await self._patiently(lambda: claim_prefix(self._objects, queue))
         first = self._watch.known.first
         if last_acked is not None and first > last_acked + 1:
             # Somebody took them out who got further than the caller knows of.
             missed = first - last_acked - 1
             self._metrics.count("buffer.batches_missed", missed, role="consumer")
-        self._handed_out = self._acked = self._dequeued = first - 1
+        self._handed_out = self._acked = self._dequeued = self._shown = first - 1
         self._open = True
 
     # --- Taking batches -------------------------------------------------------------------------
@@ -148,6 +149,34 @@ class Consumer:
                 found.append(entry)
             self._metrics.count("buffer.descriptors_handed_out", len(found), role="consumer")
             return found
+
+    async def entries_between(self, after: int, through: int) -> list[QueueEntry]:
+        """The entries above ``after``, through ``through``, for a plan that may be made again.
+
+        The same question has the same answer until they are acknowledged, except that a repeat is
+        recognised only as long as this consumer remembers. ``QueueError`` when some of them are
+        gone, ``QueueReset`` when some of them never were there.
+        """
+        async with self._reading:
+            await self._poll()
+            entries = self._watch.between(after, through)
+            data, source = self._watch.known.data, self._config.queue.manifest_path
+            first = manifest.locations(data, source=source) if entries else {}
+            found = []
+            for entry in entries:
+                if self._is_repeat(entry) or first[entry.location] < entry.sequence:
+                    self._count("buffer.repeats_dropped")
+                else:
+                    self._remember(entry)
+                    found.append(entry)
+            self._shown = max(self._shown, through)
+            return found
+
+    async def latest_sequence(self) -> int:
+        """The sequence of the entry that was added last, gone or not; -1: there was none yet."""
+        async with self._reading:
+            await self._poll()
+            return self.next_sequence - 1
 
     async def fetch(self, entry: QueueEntry) -> Batch:
         """The batch of an entry. Any number of these may run at the same time."""
@@ -200,14 +229,17 @@ class Consumer:
             if not self._waiting:
                 return None
             entry = self._waiting[0]
-            if entry.location not in self._remembered:
+            if entry.sequence <= self._acked:  # acknowledged by whoever was shown it
+                self._waiting.popleft()
+                continue
+            if not self._is_repeat(entry):
                 return entry
             self._count("buffer.repeats_dropped")
             self._leave_out(self._waiting.popleft())
 
     def _hand_out(self, entry: QueueEntry) -> None:
         self._handed_out = entry.sequence
-        self._remember(entry.location)
+        self._remember(entry)
 
     def _leave_out(self, entry: QueueEntry) -> None:
         """Nobody gets this entry: it counts as acknowledged as soon as those before it are."""
@@ -215,8 +247,11 @@ class Consumer:
         self._silent.add(entry.sequence)
         self._settle(self._acked)
 
-    def _remember(self, location: str) -> None:
-        self._remembered[location] = None
+    def _is_repeat(self, entry: QueueEntry) -> bool:
+        return self._remembered.get(entry.location, entry.sequence) != entry.sequence
+
+    def _remember(self, entry: QueueEntry) -> None:
+        self._remembered.setdefault(entry.location, entry.sequence)
         if len(self._remembered) > self._config.max_remembered:
             del self._remembered[next(iter(self._remembered))]
 
@@ -299,10 +334,11 @@ class Consumer:
         return sequence
 
     def _check_handed_out(self, sequence: int) -> None:
-        if sequence > self._handed_out:
+        last = max(self._handed_out, self._shown)
+        if sequence > last:
             raise QueueError(
-                f"batch {sequence} cannot be acknowledged: only those through "
-                f"{self._handed_out} were handed out"
+                f"batch {sequence} cannot be acknowledged: only those through {last} were handed "
+                "out"
             )
 
     def _overdue(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import islice
 from typing import Final, Protocol
 
@@ -28,7 +29,9 @@ _TURN: Final = 0.005
 class Enqueueing(Protocol):
     """Whoever puts uploaded batches into the manifest, here or elsewhere."""
 
-    async def append(self, pending: Sequence[Pending]) -> list[int]: ...
+    async def append(
+        self, pending: Sequence[Pending], more: Callable[[], Sequence[Pending]] = ...
+    ) -> list[int]: ...
 
 
 class Line:
@@ -124,6 +127,7 @@ class Line:
                 batch = None
         if batch is None:
             batch = self._open = OutgoingBatch()
+            self._uploader.prepare()
             self._timer = self._loop.call_later(self._config.flush_interval, self.close_batch)
         return batch
 
@@ -151,7 +155,7 @@ class Line:
             while self._waiting:
                 if (upload := self._waiting[0].upload) is not None:
                     await asyncio.wait([upload])
-                await self._append(self._take_uploaded())
+                await self._append(self._take_uploaded(self._config.max_append))
         except (FormatError, QueueReset) as error:
             self.stop(error)
         except asyncio.CancelledError:
@@ -162,10 +166,16 @@ class Line:
         finally:
             self._appending = None
 
-    def _take_uploaded(self) -> list[tuple[OutgoingBatch, Pending]]:
+    def _join(self, ready: list[tuple[OutgoingBatch, Pending]]) -> list[Pending]:
+        """Add those that are uploaded by now, before the manifest is written."""
+        new = self._take_uploaded(self._config.max_append - len(ready))
+        ready += new
+        return [pending for _, pending in new]
+
+    def _take_uploaded(self, at_most: int) -> list[tuple[OutgoingBatch, Pending]]:
         """The head of the line, as far as it is uploaded; those that failed leave it."""
         ready: list[tuple[OutgoingBatch, Pending]] = []
-        for batch in list(islice(self._waiting, self._config.max_append)):
+        for batch in list(islice(self._waiting, max(0, at_most))):
             if batch.upload is None or not batch.upload.done():
                 break
             self._waiting.popleft()
@@ -179,7 +189,9 @@ class Line:
     async def _append(self, ready: list[tuple[OutgoingBatch, Pending]]) -> None:
         while ready:
             try:
-                sequences = await self._enqueueing.append([pending for _, pending in ready])
+                sequences = await self._enqueueing.append(
+                    [pending for _, pending in ready], partial(self._join, ready)
+                )
             except StaleUpload as error:
                 ready = await self._upload_again(ready, error.stale)
                 continue
@@ -245,6 +257,7 @@ class Line:
             refusal.__cause__ = error
             self.refuse(refusal)
         self.close_batch()
+        self._uploader.stop()
         self._waiting.clear()
         for batch in list(self._unsettled):
             if batch.upload is not None:

@@ -1,7 +1,7 @@
 """Which queue a prefix belongs to: ``{prefix}/.queue`` holds the path of its manifest.
 
 A batch that the manifest does not name is garbage only if no other manifest names it. So a prefix
-has one queue, and its first consumer writes that down.
+has one queue, and its first producer or consumer writes that down before anything else.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ from typing import Self
 
 from ulid import ULID
 
-from quiver.buffer.appender import MAX_UPLOAD_AGE, Appender, Clock, wall_clock_ms
+from quiver.buffer.appender import Appender, Clock, wall_clock_ms
 from quiver.buffer.committer_client import CommitterFirst
 from quiver.buffer.handles import WriteHandle
 from quiver.buffer.line import Enqueueing, Line
@@ -48,6 +48,8 @@ class Producer:
     """Writes to a queue. Made and used in one event loop; ``async with`` closes it.
 
     One that is dropped without ``close`` stops: what is not durable then never will be.
+
+    With ``threads``, large batches are encoded in threads, so that the loop has no long pauses.
     """
 
     def __init__(
@@ -60,7 +62,7 @@ class Producer:
         random: Random | None = None,
         ulids: Callable[[], ULID] = ULID,
         producer_id: str | None = None,
-        max_upload_age: float = MAX_UPLOAD_AGE,
+        threads: bool = False,
     ) -> None:
         random = random or Random()  # noqa: S311 - for the pauses between attempts
         metrics = metrics or Metrics()
@@ -72,7 +74,6 @@ class Producer:
             random=random,
             metrics=metrics,
             role="producer",
-            max_upload_age=max_upload_age,
         )
         enqueueing: Enqueueing = self._appender
         self._committer: CommitterFirst | None = None
@@ -81,7 +82,7 @@ class Producer:
                 config.committer, self._appender, config.queue, clock, random, metrics
             )
         uploader = Uploader(
-            objects, config, clock, random, metrics, ulids, producer_id, max_upload_age
+            objects, config, clock, random, metrics, ulids, producer_id, threads=threads
         )
         self._line = Line(config, uploader, enqueueing, metrics)
         self._now_ms = now_ms

@@ -2,8 +2,8 @@
 
 Each attempt has ``attempt_timeout``; between two attempts is a pause that doubles up to
 ``max_backoff`` and is drawn at random below that bound, so that writers that met once do not meet
-again; all of them together have ``give_up_after``. Time is the event loop's, so a simulated loop
-decides how fast it passes.
+again. After a conflict it stays short for long: see ``step_aside``. All attempts together have
+``give_up_after``. Time is the event loop's, so a simulated loop decides how fast it passes.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from quiver.errors import ObjectsUnavailable, QueueError
 
 FIRST_PAUSE: Final = 0.05
 _MAX_DOUBLINGS: Final = 30
+_CONFLICTS_PER_DOUBLING: Final = 64
 
 Result = TypeVar("Result")
 
@@ -29,7 +30,7 @@ class Backoff:
         self._config = config
         self._random = random
         self._deadline = asyncio.get_running_loop().time() + config.give_up_after
-        self._failures = 0
+        self._failures = self._conflicts = 0
 
     @property
     def failures(self) -> int:
@@ -39,14 +40,26 @@ class Backoff:
     async def pause(self, error: QueueError, what: str) -> None:
         """Wait before the next attempt; raise when there is no time for one."""
         self._failures += 1
+        doublings = min(self._failures - 1, _MAX_DOUBLINGS)
+        await self._wait(error, what, FIRST_PAUSE * 2**doublings)
+
+    async def step_aside(self, error: QueueError, what: str) -> None:
+        """Wait a moment after meeting somebody else; raise when there is no time for more.
+
+        The pause hardly grows: whoever lost often must not lose even more. Who wins makes way.
+        """
+        doublings = min(self._conflicts // _CONFLICTS_PER_DOUBLING, _MAX_DOUBLINGS)
+        self._conflicts += 1
+        await self._wait(error, what, FIRST_PAUSE * 2**doublings)
+
+    async def _wait(self, error: QueueError, what: str, bound: float) -> None:
         left = self._deadline - asyncio.get_running_loop().time()
         if left <= 0:
             raise ObjectsUnavailable(
-                f"{what}: given up after {self._failures} attempts in "
+                f"{what}: given up after {self._failures + self._conflicts} attempts in "
                 f"{self._config.give_up_after:g} s; the last one said: {error}"
             ) from error
-        doublings = min(self._failures - 1, _MAX_DOUBLINGS)
-        bound = min(self._config.max_backoff, FIRST_PAUSE * 2**doublings)
+        bound = min(self._config.max_backoff, bound)
         await asyncio.sleep(min(left, self._random.uniform(0, bound)))
 
 

@@ -7,20 +7,27 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
+from typing import Final
 
 from ulid import ULID
 
 from quiver.buffer.appender import Clock, Instant, Pending
 from quiver.buffer.batch import batch_crc32c, encode_batch
+from quiver.buffer.bounded import BoundedObjects
 from quiver.buffer.handles import Settling
 from quiver.buffer.manifest import coalesce
 from quiver.buffer.names import batch_location
 from quiver.buffer.objects import Objects
+from quiver.buffer.ownership import claim_prefix
 from quiver.buffer.retrying import retrying
 from quiver.buffer.types import Facts, Metadata, NewEntry
-from quiver.config import ProducerConfig
+from quiver.buffer.watch import patiently
+from quiver.config import BatchCompression, ProducerConfig
 from quiver.errors import QueueError, QuiverError
 from quiver.metrics import Metrics
+
+_AT_ONCE: Final = 64 * 1024
+"""Bytes that are encoded without a thread: less than a millisecond."""
 
 
 @dataclass(slots=True, eq=False)
@@ -61,8 +68,10 @@ class Uploader:
         metrics: Metrics,
         ulids: Callable[[], ULID],
         producer_id: str | None,
-        max_upload_age: float,
+        *,
+        threads: bool = False,
     ) -> None:
+        self._threads = threads
         self._objects = objects
         self._config = config
         self._clock = clock
@@ -71,14 +80,16 @@ class Uploader:
         self._ulids = ulids
         self._producer_id = producer_id
         # Until then no collector deletes it: a write that is begun now arrives before.
-        self._safe_age = 2 * max_upload_age - config.queue.attempt_timeout
+        self._safe_age = config.queue.gc_grace_period - config.queue.attempt_timeout
         self._slots = asyncio.Semaphore(config.max_uploads)
+        self._claiming: asyncio.Task[QuiverError | None] | None = None
 
     async def upload(self, batch: OutgoingBatch) -> Pending | QuiverError:
         """Encode and upload; an error is the answer, not raised."""
         try:
             async with self._slots:
-                encoded = encode_batch(batch.records, self._config.batch_compression)
+                await self._claimed()
+                encoded, crc32c = await self._encode(batch)
                 batch.records = []
                 if len(encoded) > self._config.queue.max_batch_bytes:
                     raise QueueError(
@@ -89,7 +100,7 @@ class Uploader:
                 facts = Facts(
                     object_size=len(encoded),
                     record_count=batch.record_count,
-                    crc32c=batch_crc32c(encoded),
+                    crc32c=crc32c,
                     producer_id=self._producer_id,
                 )
                 entry = NewEntry(self._new_location(), coalesce(batch.metadata), facts)
@@ -98,6 +109,13 @@ class Uploader:
             return error
         except Exception as error:  # noqa: BLE001 - a batch must not be left without a fate
             return unexpected(error)
+
+    async def _encode(self, batch: OutgoingBatch) -> tuple[bytes, int]:
+        """The object, and its sum."""
+        compression = self._config.batch_compression
+        if self._threads and batch.size > _AT_ONCE:
+            return await asyncio.to_thread(_encoded, batch.records, compression)
+        return _encoded(batch.records, compression)
 
     async def upload_again(self, batch: OutgoingBatch, pending: Pending) -> QuiverError | None:
         """Make an object that was uploaded long ago safe to name; an error is the answer.
@@ -118,6 +136,42 @@ class Uploader:
             return error
         except Exception as error:  # noqa: BLE001 - a batch must not be left without a fate
             return unexpected(error)
+
+    def prepare(self) -> None:
+        """Begin with what the first upload has to wait for."""
+        if self._claiming is None:
+            self._claiming = asyncio.get_running_loop().create_task(self._claim())
+
+    def stop(self) -> None:
+        """End what ``prepare`` has begun."""
+        if self._claiming is not None:
+            self._claiming.cancel()
+
+    async def _claimed(self) -> None:
+        """Wait until the prefix is this queue's, and nobody else's."""
+        self.prepare()
+        claiming = self._claiming
+        if claiming is None or (claiming.done() and claiming.result() is None):
+            return
+        await asyncio.wait([claiming])
+        if (error := claiming.result()) is not None:
+            if self._claiming is claiming:
+                self._claiming = None  # the next batch tries again
+            raise error
+
+    async def _claim(self) -> QuiverError | None:
+        queue = self._config.queue
+        bounded = BoundedObjects(self._objects, queue.attempt_timeout)
+        try:
+            await patiently(
+                lambda: claim_prefix(bounded, queue),
+                what=queue.data_path_prefix,
+                config=queue,
+                random=self._random,
+            )
+        except QuiverError as error:
+            return error
+        return None
 
     def _new_location(self) -> str:
         return batch_location(self._config.queue.data_path_prefix, self._ulids())
@@ -149,6 +203,11 @@ class Uploader:
             random=self._random,
             failed=lambda: self._metrics.count("buffer.upload_retries"),
         )
+
+
+def _encoded(records: Sequence[bytes], compression: BatchCompression) -> tuple[bytes, int]:
+    encoded = encode_batch(records, compression)
+    return encoded, batch_crc32c(encoded)
 
 
 def unexpected(error: Exception) -> QueueError:

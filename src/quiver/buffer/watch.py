@@ -42,6 +42,7 @@ from quiver.errors import (
     LimitExceeded,
     ObjectNotFound,
     ObjectsUnavailable,
+    QueueError,
     QueueReset,
 )
 from quiver.metrics import Metrics
@@ -74,7 +75,9 @@ async def patiently(
     while True:
         try:
             return await call()
-        except (Conflict, ObjectsUnavailable) as error:
+        except Conflict as error:
+            await backoff.step_aside(error, what)
+        except ObjectsUnavailable as error:
             await backoff.pause(error, what)
 
 
@@ -169,6 +172,27 @@ class ManifestWatch:
         self._position += count
         self._offset = end
         return entries
+
+    def between(self, after: int, through: int) -> tuple[QueueEntry, ...]:
+        """The entries above ``after``, through ``through``, of what is known. It moves nothing."""
+        known = self._known
+        if after < known.first - 1:
+            raise QueueError(
+                f"{self._path}: entries after {after} are wanted, but those before {known.first} "
+                "were acknowledged, and are gone"
+            )
+        if through >= known.footer.next_sequence:
+            raise QueueReset(
+                f"{self._path}: entries through {through} are wanted, but its next sequence is "
+                f"{known.footer.next_sequence}: it was deleted or replaced by an older one"
+            )
+        count = through - after
+        if count <= 0:
+            return ()
+        start = _skip(known.data, 0, after + 1 - known.first)
+        end = _skip(known.data, start, count)
+        footer = known.footer._replace(entry_count=count, next_sequence=through + 1)
+        return manifest.entries(known.data[start:end] + footer.encode(), source=self._path)
 
     async def _refresh(self) -> None:
         known = self._known
@@ -268,8 +292,10 @@ class ManifestWatch:
     def _accept(self, new: Known) -> None:
         """Know this from now on, and keep the place of ``take`` in it."""
         old = self._known
-        gone = new.first - old.first
-        self._offset -= _skip(old.data, 0, gone)
+        if new.first > self._position:  # they were removed without being taken
+            self._position, self._offset = new.first, 0
+        else:
+            self._offset -= _skip(old.data, 0, new.first - old.first)
         self._known = new
         self._unsure = False
 

@@ -35,7 +35,8 @@ from quiver.errors import (
     QueueReset,
 )
 from quiver.metrics import Metrics
-from quiver.testing.virtual_time import now_ms
+from quiver.testing.objects import SimulatedObjects
+from quiver.testing.virtual_time import now_ms, run
 
 GRACE = 600.0
 
@@ -480,3 +481,16 @@ async def test_it_runs_until_it_is_fenced(objects: MemoryObjects) -> None:
     assert 1200 <= loop.time() <= 1260
     assert batches(objects) == []
     assert it._metrics.get("buffer.gc_rounds_failed", role="consumer") == 1
+
+
+def test_a_manifest_older_than_its_consumer_knows_is_refused() -> None:
+    async def script() -> None:
+        objects = SimulatedObjects(Random(1))
+        collector = Collector(
+            objects, ConsumerConfig(), metrics=Metrics(), now_ms=now_ms, known=lambda: 3
+        )
+        objects.plant(QueueConfig().manifest_path, manifest.EMPTY)
+        with pytest.raises(QueueReset, match="it was 3 before"):
+            await collector.collect(0)
+
+    run(script())

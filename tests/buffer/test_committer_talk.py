@@ -5,27 +5,30 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from random import Random
+from unittest import mock
 
 import pytest
 from queues import (
     MANIFEST,
     entry_of,
+    pending_of,
     producer_of,
     queued,
     queued_records,
     take_out,
 )
 
-from quiver.buffer.appender import Instant, Pending, wall_clock_ms
+from quiver.buffer.appender import Appender, Clock, Instant, Pending, wall_clock_ms
 from quiver.buffer.committer import Committer
-from quiver.buffer.committer_client import parse_address
+from quiver.buffer.committer_client import CommitterFirst, parse_address
 from quiver.buffer.committer_wire import MAX_FRAME, Append, Done, Refused, decode, read_frame
 from quiver.buffer.handles import Durable
 from quiver.buffer.types import Metadata
 from quiver.config import ProducerConfig, QueueConfig
-from quiver.errors import FormatError, InvalidConfig
+from quiver.errors import FormatError, InvalidConfig, QueueReset
 from quiver.metrics import Metrics
 from quiver.testing.objects import SimulatedObjects
+from quiver.testing.virtual_time import now_ms, run
 
 QUICK = QueueConfig(attempt_timeout=2.0)
 
@@ -403,3 +406,22 @@ def test_closing_hangs_up_on_everybody() -> None:
             await asyncio.open_connection(*address)
 
     asyncio.run(main())
+
+
+def test_what_the_committer_said_is_known_when_it_is_gone() -> None:
+    async def script() -> None:
+        objects = SimulatedObjects(Random(1))
+        clock, random, metrics = Clock(now_ms), Random(1), Metrics()
+        direct = Appender(
+            objects, QueueConfig(), clock=clock, random=random, metrics=metrics, role="producer"
+        )
+        client = CommitterFirst("c:1", direct, QueueConfig(), clock, random, metrics)
+        with mock.patch.object(client, "_ask", mock.AsyncMock(return_value=[41])):
+            assert await client.append([pending_of("A")]) == [41]
+        with (
+            mock.patch.object(client, "_ask", mock.AsyncMock(side_effect=ConnectionRefusedError)),
+            pytest.raises(QueueReset),
+        ):
+            await client.append([pending_of("B")])  # to a manifest that begins again at 0
+
+    run(script())

@@ -176,8 +176,11 @@ class World:
                 -1 if last is None else last,
                 *self._starting.values(),
                 *(self._places[actor] for actor in self._producing),
-                # A collector knows what it saw in its last round.
-                *(collector._next_sequence - 1 for collector in self._collectors),
+                # A collector knows what it saw in its last round, or its consumer in the last look.
+                *(
+                    max(collector._next_sequence, collector._known()) - 1
+                    for collector in self._collectors
+                ),
             ]
         )
 
@@ -361,7 +364,7 @@ class World:
 
     async def _consume(self, random: Random) -> None:
         consumer, life = await self._begin(random)
-        collecting = self._start(ACTOR.get(), self._collect(consumer.epoch, random))
+        collecting = self._start(ACTOR.get(), self._collect(consumer, random))
         try:
             sleepy = random.random() < 0.2
             while True:
@@ -373,13 +376,17 @@ class World:
             if random.random() < 0.7:  # a collector may outlive its consumer
                 collecting.cancel()
 
-    async def _collect(self, epoch: int, random: Random) -> None:
+    async def _collect(self, consumer: Consumer, random: Random) -> None:
         collector = Collector(
-            self.objects, self._consumer_config(random), metrics=Metrics(), now_ms=now_ms
+            self.objects,
+            self._consumer_config(random),
+            metrics=Metrics(),
+            now_ms=now_ms,
+            known=lambda: consumer.next_sequence,
         )
         self._collectors.append(collector)
         try:
-            await collector.run(epoch)
+            await collector.run(consumer.epoch)
         except QuiverError as error:
             self._judge(error)
         finally:

@@ -178,6 +178,10 @@ class Appender:
         """How many of 100 writes of the manifest met another writer's."""
         return 100 * self._conflicts / self._writes if self._writes else 0.0
 
+    def expect_at_least(self, next_sequence: int) -> None:
+        """Somebody else was told so: a manifest that is older is not the right one."""
+        self._next_sequence = max(self._next_sequence, next_sequence)
+
     def expect_others(self) -> None:
         """Somebody else writes too: look at the manifest before the next write."""
         self._alone = False

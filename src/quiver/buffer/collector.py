@@ -83,7 +83,10 @@ class Collector:
         *,
         metrics: Metrics,
         now_ms: Callable[[], int],
+        known: Callable[[], int] = lambda: 0,
     ) -> None:
+        """``known`` is the next sequence as its consumer knows it: an older manifest is refused."""
+        self._known = known
         self._objects = BoundedObjects(objects, config.queue.attempt_timeout)
         self._config = config
         self._queue = config.queue
@@ -162,10 +165,11 @@ class Collector:
             raise LimitExceeded(path, limit, reason)
         locations = manifest.locations(found.data, source=path)
         footer = manifest.decode_footer(found.data, source=path)
-        if footer.next_sequence < self._next_sequence:
+        known = max(self._next_sequence, self._known())
+        if footer.next_sequence < known:
             raise QueueReset(
-                f"{path}: its next sequence is {footer.next_sequence}, it was "
-                f"{self._next_sequence} before: nothing is collected"
+                f"{path}: its next sequence is {footer.next_sequence}, it was {known} before: "
+                "nothing is collected"
             )
         if footer.epoch != epoch:
             raise Fenced(f"{path}: another consumer took over, with epoch {footer.epoch}")

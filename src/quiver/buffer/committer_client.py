@@ -88,6 +88,7 @@ class CommitterFirst:
             else:
                 self._failures = 0
                 self._metrics.count("buffer.committer_appends")
+                self._direct.expect_at_least(max(sequences, default=-1) + 1)
                 return sequences
         return await self._direct.append(pending, more)
 

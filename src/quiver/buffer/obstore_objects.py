@@ -112,10 +112,13 @@ class ObstoreObjects:
 
     async def put(self, path: str, data: bytes) -> Version:
         check_path(path)
-        with self._errors(path, writing=True):
-            result = await obstore.put_async(
-                self._store, path, data, chunk_size=_PART_BYTES, max_concurrency=_PARTS_AT_ONCE
-            )
+        try:
+            with self._errors(path, writing=True):
+                result = await obstore.put_async(
+                    self._store, path, data, chunk_size=_PART_BYTES, max_concurrency=_PARTS_AT_ONCE
+                )
+        except Conflict as error:  # nothing was compared: two writes met, and either may be there
+            raise ObjectsUnavailable(str(error)) from None
         return self._version(path, result)
 
     async def put_if(self, path: str, data: bytes, expected: Version | None) -> Version:

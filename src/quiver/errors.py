@@ -34,6 +34,9 @@
     │   ├── QueueFull          its manifest would grow above the limit: consume first
     │   ├── BatchLost          the manifest names a batch that is missing or damaged
     │   └── ProducerClosed     it was closed, or could not go on
+    ├── LakeError              the lake cannot do what is asked
+    │   ├── LakeConflict       somebody else changed the table first: plan again
+    │   └── LakeUnavailable    commits failed for too long: nobody knows whether the last happened
     └── SubscriberError        a subscriber asks for what it cannot have
         ├── SubscriberNotFound nobody by that name is registered, or active
         ├── SubscriberExists   the name is taken by a subscriber of another kind
@@ -223,6 +226,22 @@ class BatchLost(QueueError):
 
 class ProducerClosed(QueueError):
     """The producer was closed, or gave up after errors that did not go away."""
+
+
+class LakeError(QuiverError):
+    """The lake cannot do what is asked."""
+
+
+class LakeConflict(LakeError):
+    """Somebody else changed the table so that this commit makes no sense any more: plan again."""
+
+    retryable = True
+
+
+class LakeUnavailable(LakeError):
+    """Commits failed for too long. Whether the last one happened is not known: plan again."""
+
+    retryable = True
 
 
 class SubscriberError(QuiverError):

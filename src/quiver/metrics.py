@@ -37,6 +37,12 @@ class Histogram:
         self.total += value
         self.count += 1
 
+    def copy(self) -> Histogram:
+        """One that nobody adds to."""
+        made = Histogram(self.bounds)
+        made.counts, made.total, made.count = list(self.counts), self.total, self.count
+        return made
+
 
 def labelled(name: str, **labels: object) -> str:
     """``name{key="value"}``, keys in order."""
@@ -76,6 +82,16 @@ class Metrics:
         """The value of a counter or gauge; 0 when nobody wrote it."""
         with self._lock:
             return self._values.get(labelled(name, **labels), 0.0)
+
+    def values(self) -> dict[str, float]:
+        """Counters and gauges."""
+        with self._lock:
+            return dict(self._values)
+
+    def histograms(self) -> dict[str, Histogram]:
+        """Copies, with their bounds and counts."""
+        with self._lock:
+            return {name: histogram.copy() for name, histogram in self._histograms.items()}
 
     def snapshot(self) -> dict[str, float]:
         """All values; histograms as their count and sum."""

@@ -8,8 +8,8 @@ from pathlib import Path
 from typer.testing import CliRunner, Result
 
 from quiver.cli.main import app
-from quiver.pipeline.options import AuthOptions
 from quiver.pipeline.security.keys import KeyRing
+from quiver.pipeline.settings.options import AuthOptions
 
 
 def run(*arguments: str) -> Result:

@@ -26,7 +26,10 @@ from quiver.cli.output import (
 )
 from quiver.errors import FormatError, InvalidConfig, QuiverError
 
-COMMANDS = ("inspect", "bench", "demo")
+COMMANDS = (
+    *("run", "validate", "inspect", "subscribers", "bench", "demo"),
+    *("dlq", "keys", "buffer"),
+)
 
 
 def run(*arguments: str) -> Result:

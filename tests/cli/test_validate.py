@@ -10,7 +10,7 @@ from configurations import FIRST_FORM, graph
 from typer.testing import CliRunner, Result
 
 from quiver.cli.main import app
-from quiver.pipeline.schema import json_schema
+from quiver.pipeline.settings.schema import json_schema
 
 
 def validate(*arguments: str | Path, **environment: str) -> Result:

@@ -23,17 +23,9 @@ from lake_tables import contents, land, rows_for
 
 from quiver.bundle import Signal
 from quiver.config import AttributeType, PromotedAttribute
-from quiver.errors import InvalidConfig
+from quiver.errors import InvalidConfig, LakeConflict, LakeError, LakeUnavailable
 from quiver.lake.files import write_files
-from quiver.lake.layout import (
-    LakeConflict,
-    LakeError,
-    LakeUnavailable,
-    Partition,
-    queue_app,
-    store_app,
-    table_schema,
-)
+from quiver.lake.layout import Partition, queue_app, store_app, table_schema
 from quiver.lake.places import LocalPlace
 from quiver.lake.table import AlreadyThere, Committed, LakeTable
 

@@ -19,7 +19,8 @@ from lake_tables import contents, land
 
 from quiver.bundle import Signal
 from quiver.config import PromotedAttribute
-from quiver.lake.layout import LakeConflict, store_app
+from quiver.errors import LakeConflict
+from quiver.lake.layout import store_app
 from quiver.lake.table import AlreadyThere, Committed, LakeTable
 
 if TYPE_CHECKING:

@@ -22,8 +22,13 @@ from quiver.metrics import Metrics
 from quiver.otlp.convert import decode, from_otap, to_otap
 from quiver.pipeline.item import Item
 from quiver.pipeline.node import Port
-from quiver.pipeline.options import AttributeAction, AttributeRule, AttributesOptions, Condition
 from quiver.pipeline.processors.attributes import AttributesProcessor
+from quiver.pipeline.settings.options import (
+    AttributeAction,
+    AttributeRule,
+    AttributesOptions,
+    Condition,
+)
 
 NONSENSE = b"\xff not protobuf"
 ON = ["item", "resource", "scope"]

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quiver.pipeline.backoff import REFUSALS_TO_PAUSE, Outage, pause
-from quiver.pipeline.options import RetryOptions
+from quiver.pipeline.settings.options import RetryOptions
 
 RETRY = RetryOptions(initial_interval=1.0, max_interval=30.0, multiplier=2.0, jitter=0.5)
 

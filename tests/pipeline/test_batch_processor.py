@@ -15,8 +15,8 @@ from quiver.errors import InvalidConfig, StorageAtCapacity, TryLater, Undelivera
 from quiver.metrics import Metrics
 from quiver.pipeline.item import Item
 from quiver.pipeline.node import Port
-from quiver.pipeline.options import BatchOptions
 from quiver.pipeline.processors.batch import BatchProcessor
+from quiver.pipeline.settings.options import BatchOptions
 
 BOUND = 60.0
 LONG = 1000.0

@@ -14,7 +14,10 @@ from configurations import (
     only_mistake,
 )
 
-from quiver.pipeline.options import (
+from quiver.pipeline.settings.load import (
+    InvalidSettings,
+)
+from quiver.pipeline.settings.options import (
     AdminOptions,
     AttributeAction,
     AttributesOptions,
@@ -22,10 +25,7 @@ from quiver.pipeline.options import (
     OtlpExporterOptions,
     PersistenceOptions,
 )
-from quiver.pipeline.plugin_names import PLUGINS, Kind, find_plugin
-from quiver.pipeline.settings import (
-    InvalidSettings,
-)
+from quiver.pipeline.settings.plugin_names import PLUGINS, Kind, find_plugin
 
 STORE = "processor:persistence"
 DEBUG = "exporter:debug"
@@ -254,7 +254,7 @@ def test_plugins_by_name(text: str, kind: Kind | None, plugin: str) -> None:
 
 
 def test_the_table_of_names_is_complete() -> None:
-    from quiver.pipeline import plugin_names
+    from quiver.pipeline.settings import plugin_names
 
     documented = plugin_names.__doc__ or ""
     for kind, plugins in PLUGINS.items():

@@ -25,8 +25,8 @@ from quiver.otlp.convert import from_otap, to_otap
 from quiver.pipeline.build import CLASSES
 from quiver.pipeline.exporters.buffer import BufferExporter
 from quiver.pipeline.item import Item
-from quiver.pipeline.options import BufferExporterOptions
-from quiver.pipeline.plugin_names import Kind
+from quiver.pipeline.settings.options import BufferExporterOptions
+from quiver.pipeline.settings.plugin_names import Kind
 from quiver.testing.telemetry import Shape, Telemetry
 
 CODES = {Signal.METRICS: 1, Signal.LOGS: 2, Signal.TRACES: 3}

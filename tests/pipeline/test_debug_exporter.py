@@ -13,7 +13,7 @@ from quiver.errors import InvalidConfig, TryLater
 from quiver.otlp.convert import to_otap
 from quiver.pipeline.exporters.debug import DebugExporter
 from quiver.pipeline.item import Item
-from quiver.pipeline.options import DebugOptions
+from quiver.pipeline.settings.options import DebugOptions
 from quiver.testing.telemetry import Shape, Telemetry
 
 

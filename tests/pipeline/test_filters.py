@@ -20,8 +20,8 @@ from quiver.metrics import Metrics
 from quiver.otlp.convert import decode, from_otap, to_otap
 from quiver.pipeline.item import Item
 from quiver.pipeline.node import Port
-from quiver.pipeline.options import Condition, FilterOptions
 from quiver.pipeline.processors.filter import FilterProcessor
+from quiver.pipeline.settings.options import Condition, FilterOptions
 
 NONSENSE = b"\xff not protobuf"
 

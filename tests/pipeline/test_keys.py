@@ -18,7 +18,6 @@ from quiver.bundle import Signal
 from quiver.disk import RealDisk
 from quiver.errors import InvalidConfig, InvalidName
 from quiver.metrics import Metrics
-from quiver.pipeline.options import AuthOptions
 from quiver.pipeline.security.keys import (
     MIN_GRACE,
     KeyRing,
@@ -29,6 +28,7 @@ from quiver.pipeline.security.keys import (
     read_keys,
     revoke_key,
 )
+from quiver.pipeline.settings.options import AuthOptions
 
 DISK = RealDisk()
 TRACES = request_of(Signal.TRACES)

@@ -33,14 +33,14 @@ from quiver.metrics import Metrics
 from quiver.pipeline.exporters import otap
 from quiver.pipeline.exporters.otap import OtapExporter
 from quiver.pipeline.item import Item
-from quiver.pipeline.options import (
-    ArrowOptions,
-    OtapExporterOptions,
-)
 from quiver.pipeline.otap_wire import (
     BatchArrowRecords,
     BatchCode,
     BatchStatus,
+)
+from quiver.pipeline.settings.options import (
+    ArrowOptions,
+    OtapExporterOptions,
 )
 
 

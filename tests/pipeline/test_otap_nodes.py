@@ -43,13 +43,6 @@ from quiver.metrics import Metrics
 from quiver.pipeline.exporters.otap import OtapExporter
 from quiver.pipeline.item import Item, from_bundle, to_bundle
 from quiver.pipeline.node import Port
-from quiver.pipeline.options import (
-    ArrowOptions,
-    AuthOptions,
-    ClientTlsOptions,
-    OtapOptions,
-    PersistenceOptions,
-)
 from quiver.pipeline.otap_wire import (
     BatchStatus,
 )
@@ -57,6 +50,13 @@ from quiver.pipeline.persistence import ExternalTaker, Persistence
 from quiver.pipeline.receivers.admission import PartlyRefused
 from quiver.pipeline.receivers.otap import OtapReceiver
 from quiver.pipeline.security.keys import add_key, revoke_key
+from quiver.pipeline.settings.options import (
+    ArrowOptions,
+    AuthOptions,
+    ClientTlsOptions,
+    OtapOptions,
+    PersistenceOptions,
+)
 
 
 @SIGNALS

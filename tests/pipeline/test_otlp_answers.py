@@ -30,7 +30,7 @@ from quiver import Signal
 from quiver.errors import InvalidConfig, TryLater, Undeliverable
 from quiver.pipeline.exporters.otlp_grpc import OtlpGrpcExporter, grpc_target
 from quiver.pipeline.exporters.otlp_http import OtlpHttpExporter, http_urls
-from quiver.pipeline.options import ClientTlsOptions, OtlpExporterOptions
+from quiver.pipeline.settings.options import ClientTlsOptions, OtlpExporterOptions
 
 # --- gRPC -----------------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from cryptography.x509.oid import NameOID
 
 from quiver.errors import InvalidConfig, TryLater
 from quiver.pipeline.node import Taker
-from quiver.pipeline.options import ClientTlsOptions
+from quiver.pipeline.settings.options import ClientTlsOptions
 
 both = pytest.mark.parametrize("protocol", [GRPC, HTTP], ids=str)
 NOW = dt.datetime.now(dt.UTC)

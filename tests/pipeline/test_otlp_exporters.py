@@ -32,13 +32,13 @@ from quiver.metrics import Metrics
 from quiver.otlp.convert import to_otap
 from quiver.pipeline.dead_letters import DeadLetters
 from quiver.pipeline.item import Item, from_bundle
-from quiver.pipeline.options import (
+from quiver.pipeline.persistence import Persistence
+from quiver.pipeline.settings.options import (
     PersistenceOptions,
     RetentionOptions,
     RetryOptions,
     SegmentOptions,
 )
-from quiver.pipeline.persistence import Persistence
 from quiver.testing.telemetry import Shape, Telemetry
 
 SIGNALS = [Signal.TRACES, Signal.LOGS, Signal.METRICS]

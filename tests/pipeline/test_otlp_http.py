@@ -17,8 +17,8 @@ from receiving import Collector, eventually, http_receiver, request_of
 from quiver.bundle import Signal
 from quiver.otlp.json_text import to_json
 from quiver.pipeline.node import Port
-from quiver.pipeline.options import PersistenceOptions
 from quiver.pipeline.persistence import Persistence
+from quiver.pipeline.settings.options import PersistenceOptions
 
 
 @pytest.fixture(params=["asyncio", "uvloop"])

@@ -29,7 +29,7 @@ from quiver.pipeline.exporters import parquet
 from quiver.pipeline.exporters.files import DirectoryFiles, Files, open_files
 from quiver.pipeline.exporters.parquet import ParquetExporter
 from quiver.pipeline.item import Item
-from quiver.pipeline.options import ParquetOptions
+from quiver.pipeline.settings.options import ParquetOptions
 from quiver.testing import SimulatedDisk
 from quiver.testing.telemetry import Shape, Telemetry
 

@@ -18,14 +18,14 @@ from quiver.errors import TryLater, Undeliverable
 from quiver.pipeline.dead_letters import DeadLetters
 from quiver.pipeline.item import Item, from_bundle
 from quiver.pipeline.node import Taker
-from quiver.pipeline.options import (
+from quiver.pipeline.persistence import ExternalTaker, Persistence, store_config
+from quiver.pipeline.settings.options import (
     PersistenceOptions,
     Recovery,
     RetentionOptions,
     RetryOptions,
     SegmentOptions,
 )
-from quiver.pipeline.persistence import ExternalTaker, Persistence, store_config
 
 BOUND = 60.0
 QUICK = RetryOptions(initial_interval=0.01, max_interval=0.05)

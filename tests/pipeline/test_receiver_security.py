@@ -15,7 +15,7 @@ from receiving import Certificates, Rig, http_receiver, make_certificates, reque
 
 from quiver.bundle import Signal
 from quiver.errors import InvalidConfig
-from quiver.pipeline.options import AuthOptions
+from quiver.pipeline.settings.options import AuthOptions
 
 PROTOBUF = {"content-type": "application/x-protobuf"}
 TRACES = request_of(Signal.TRACES)

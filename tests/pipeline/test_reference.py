@@ -11,9 +11,9 @@ import yaml
 from configurations import FIRST_FORM, NEWER_FORM, PAGE, graph
 from json_schema import fits
 
-from quiver.pipeline import options
-from quiver.pipeline.reference import renewed, tables
-from quiver.pipeline.schema import field_texts, json_schema, names_of, plugins
+from quiver.pipeline.settings import options
+from quiver.pipeline.settings.reference import renewed, tables
+from quiver.pipeline.settings.schema import field_texts, json_schema, names_of, plugins
 
 SCHEMA = json_schema()
 RENEW = "run .venv/bin/python tools/renew-configuration-docs"

@@ -24,7 +24,15 @@ from hypothesis import strategies as st
 from quiver.config import Durability, SizeCapPolicy
 from quiver.errors import InvalidConfig
 from quiver.pipeline.node import Dispatch
-from quiver.pipeline.options import (
+from quiver.pipeline.settings.load import (
+    InvalidSettings,
+    PortSpec,
+    Settings,
+    default_settings,
+    load_settings,
+    read_settings,
+)
+from quiver.pipeline.settings.options import (
     OtapExporterOptions,
     OtapOptions,
     OtlpExporterOptions,
@@ -34,15 +42,7 @@ from quiver.pipeline.options import (
     PersistenceOptions,
     ProcessOptions,
 )
-from quiver.pipeline.plugin_names import Kind
-from quiver.pipeline.settings import (
-    InvalidSettings,
-    PortSpec,
-    Settings,
-    default_settings,
-    load_settings,
-    read_settings,
-)
+from quiver.pipeline.settings.plugin_names import Kind
 
 STORE = "processor:persistence"
 DEBUG = "exporter:debug"

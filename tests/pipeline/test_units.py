@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quiver.errors import InvalidConfig
-from quiver.pipeline.units import (
+from quiver.pipeline.settings.units import (
     MAX_DURATION,
     MAX_SIZE,
     duration_text,

@@ -20,7 +20,7 @@ from quiver.pipeline.exporters.otlp_grpc import OtlpGrpcExporter
 from quiver.pipeline.exporters.otlp_http import OtlpHttpExporter
 from quiver.pipeline.item import Item
 from quiver.pipeline.node import Taker
-from quiver.pipeline.options import OtlpExporterOptions
+from quiver.pipeline.settings.options import OtlpExporterOptions
 
 BOUND = 60.0
 

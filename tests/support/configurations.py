@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from quiver.pipeline.settings import InvalidSettings, Settings, load_settings
+from quiver.pipeline.settings.load import InvalidSettings, Settings, load_settings
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
 FIRST_FORM, NEWER_FORM = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)

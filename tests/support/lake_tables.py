@@ -15,9 +15,10 @@ import pyarrow.parquet as pq
 
 from quiver.bundle import Signal
 from quiver.config import OtlpConfig, PromotedAttribute
+from quiver.errors import LakeConflict
 from quiver.lake.decoding import StoredRequest, decode_rows
 from quiver.lake.files import NewFile, write_files
-from quiver.lake.layout import LakeConflict, store_app
+from quiver.lake.layout import store_app
 from quiver.lake.table import Committed, LakeTable
 from quiver.otlp import Source
 from quiver.testing import Shape, Telemetry

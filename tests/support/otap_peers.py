@@ -28,10 +28,6 @@ from quiver.otlp.messages import REQUEST_TYPES
 from quiver.pipeline.exporters.otap import OtapExporter
 from quiver.pipeline.item import Item
 from quiver.pipeline.node import Port
-from quiver.pipeline.options import (
-    OtapExporterOptions,
-    OtapOptions,
-)
 from quiver.pipeline.otap_streams import OtapEncoder
 from quiver.pipeline.otap_wire import (
     METHODS,
@@ -43,6 +39,10 @@ from quiver.pipeline.otap_wire import (
     write_status,
 )
 from quiver.pipeline.receivers.otap import OtapReceiver
+from quiver.pipeline.settings.options import (
+    OtapExporterOptions,
+    OtapOptions,
+)
 from quiver.testing.telemetry import Shape, Telemetry
 
 SIGNALS = pytest.mark.parametrize("signal", list(Signal))

@@ -21,9 +21,9 @@ from quiver.metrics import Metrics
 from quiver.otlp.messages import REQUEST_TYPES
 from quiver.pipeline.item import Item
 from quiver.pipeline.node import Port
-from quiver.pipeline.options import OtlpGrpcOptions, OtlpHttpOptions, TlsOptions
 from quiver.pipeline.receivers.otlp_grpc import OtlpGrpcReceiver
 from quiver.pipeline.receivers.otlp_http import OtlpHttpReceiver
+from quiver.pipeline.settings.options import OtlpGrpcOptions, OtlpHttpOptions, TlsOptions
 
 BOUND = 30.0
 """Seconds after which a wait fails."""

@@ -16,9 +16,15 @@ from typing import Annotated, Final, ParamSpec
 import typer
 
 from quiver import __version__
+from quiver.cli import buffer as about_queues
+from quiver.cli import dlq as about_dead_letters
 from quiver.cli.bench import bench
 from quiver.cli.demo import demo
 from quiver.cli.inspect import inspect
+from quiver.cli.keys import add, list_keys, revoke
+from quiver.cli.run import run
+from quiver.cli.subscribers import subscribers
+from quiver.cli.validate import validate
 from quiver.errors import FormatError, QuiverError
 
 UNREADABLE: Final = 2
@@ -80,8 +86,23 @@ def explain(error: QuiverError | OSError) -> str:
     return what
 
 
-for _command in (inspect, bench, demo):
+for _command in (run, validate, inspect, subscribers, bench, demo):
     app.command()(reporting(_command))
+
+dead_letters = typer.Typer(no_args_is_help=True, help="What destinations refused for ever.")
+for _name, _about_letters in about_dead_letters.COMMANDS.items():
+    dead_letters.command(_name)(reporting(_about_letters))
+app.add_typer(dead_letters, name="dlq")
+
+keys = typer.Typer(no_args_is_help=True, help="Make, list and revoke the API keys of receivers.")
+for _name, _about_keys in (("add", add), ("list", list_keys), ("revoke", revoke)):
+    keys.command(_name)(reporting(_about_keys))
+app.add_typer(keys, name="keys")
+
+queues = typer.Typer(no_args_is_help=True, help="Look into a queue in object storage, and more.")
+for _name, _about_queues in about_queues.COMMANDS.items():
+    queues.command(_name)(reporting(_about_queues))
+app.add_typer(queues, name="buffer")
 
 
 def main() -> None:

@@ -13,8 +13,8 @@ from quiver.cli.inspect import OutputFormat
 
 if TYPE_CHECKING:  # what reads YAML is loaded when the command runs
     from quiver.cli.output import Report
-    from quiver.pipeline.mistakes import Mistake
-    from quiver.pipeline.settings import NodeSpec, Settings
+    from quiver.pipeline.settings.load import NodeSpec, Settings
+    from quiver.pipeline.settings.mistakes import Mistake
 
 MISTAKES_FOUND: Final = 1
 
@@ -47,8 +47,8 @@ def validate(
     Exit codes: 0 all is well, 1 the file has mistakes, 2 wrong usage or unreadable.
     """
     from quiver.cli.output import ConsoleOutput, JsonOutput, Output, printable, write
-    from quiver.pipeline.schema import json_schema
-    from quiver.pipeline.settings import InvalidSettings, default_settings, read_settings
+    from quiver.pipeline.settings.load import InvalidSettings, default_settings, read_settings
+    from quiver.pipeline.settings.schema import json_schema
 
     if schema:
         write(json.dumps(json_schema(), indent=2) + "\n")

@@ -38,7 +38,7 @@ from numpy.typing import NDArray
 
 from quiver.bundle import Signal
 from quiver.config import PromotedAttribute
-from quiver.errors import InvalidConfig, InvalidName, QuiverError
+from quiver.errors import InvalidConfig, InvalidName
 from quiver.otlp.schema import BOOL, CODE, TIME, lake_schema
 
 TABLES: Final[Mapping[Signal, str]] = MappingProxyType(
@@ -65,22 +65,6 @@ _DAY_US: Final = 86_400_000_000
 _EPOCH: Final = dt.date(1970, 1, 1)
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 _PATH: Final = re.compile(r"year=(\d{4})/month=(\d{2})/day=(\d{2})/[^/]+")
-
-
-class LakeError(QuiverError):
-    """The lake cannot do what is asked."""
-
-
-class LakeConflict(LakeError):
-    """Somebody else changed the table so that this commit makes no sense any more: plan again."""
-
-    retryable = True
-
-
-class LakeUnavailable(LakeError):
-    """Commits failed for too long. Whether the last one happened is not known: plan again."""
-
-    retryable = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

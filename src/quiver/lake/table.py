@@ -48,18 +48,10 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from quiver.bundle import Signal
 from quiver.config import PromotedAttribute
-from quiver.errors import InvalidConfig
+from quiver.errors import InvalidConfig, LakeConflict, LakeError, LakeUnavailable
 from quiver.lake.active import ActiveFile, active_files
 from quiver.lake.files import NewFile
-from quiver.lake.layout import (
-    APP_PREFIX,
-    PARTITIONS,
-    TABLES,
-    LakeConflict,
-    LakeError,
-    LakeUnavailable,
-    table_schema,
-)
+from quiver.lake.layout import APP_PREFIX, PARTITIONS, TABLES, table_schema
 from quiver.lake.places import Options, Place, open_place
 from quiver.lake.sources import LOG, KnownSources, version_of_entry
 

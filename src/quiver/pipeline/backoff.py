@@ -11,7 +11,7 @@ import random
 from dataclasses import dataclass, field
 from typing import Final
 
-from quiver.pipeline.options import RetryOptions
+from quiver.pipeline.settings.options import RetryOptions
 
 REFUSALS_TO_PAUSE: Final = 3
 _MAX_EXPONENT: Final = 64  # beyond this the largest pause is reached with any multiplier

@@ -70,6 +70,8 @@ class DeadLetters:
         segment = OpenSegment()
         segment.append(bundle, 0)
         if self.size + segment.estimated_size > self._max_bytes:
+            self._size = None  # somebody may have dropped some meanwhile: count again
+        if self.size + segment.estimated_size > self._max_bytes:
             raise StorageAtCapacity(
                 f"{self._root}: max_dead_letter_bytes ({self._max_bytes}) is reached; look at them "
                 "with quiver dlq list, and replay or drop some"

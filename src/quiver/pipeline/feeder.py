@@ -30,7 +30,7 @@ from quiver.pipeline.backoff import Outage, pause
 from quiver.pipeline.dead_letters import DeadLetter, DeadLetters
 from quiver.pipeline.item import Item, from_bundle
 from quiver.pipeline.node import Gatherer, Taker
-from quiver.pipeline.options import PersistenceOptions, Recovery
+from quiver.pipeline.settings.options import PersistenceOptions, Recovery
 from quiver.store.store import OLDEST_FIRST, Choose, Store
 from quiver.subscriber.handle import BundleHandle
 from quiver.subscriber.state import BundleRef
@@ -156,6 +156,7 @@ class Feeder:
     def _done(self, size: int, places: asyncio.Semaphore, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         self._budget.give_back(size)
+        self._metrics.set("quiver.export.in_flight", self._budget.items, node=self._name)
         places.release()
         if not task.cancelled() and task.exception() is not None:
             logger.error("delivering to %s failed", self._name, exc_info=task.exception())
@@ -210,7 +211,6 @@ class Feeder:
             await self._destination.take(item)
         finally:
             self._metrics.observe("quiver.export.seconds", loop.time() - started)
-            self._metrics.set("quiver.export.in_flight", self._budget.items, node=self._name)
 
     def _put_off(self, handle: BundleHandle, error: Exception) -> None:
         attempt = self._attempts.get(handle.ref, 0) + 1
@@ -223,7 +223,8 @@ class Feeder:
         self._metrics.count("quiver.export.retries_total", node=self._name)
         if not isinstance(error, DeliveryError):
             logger.error("%s failed in a way it should not", self._name, exc_info=error)
-        logger.warning("%s refused an item, again in %.1f s: %s", self._name, delay, error)
+        log = logger.debug if self._outage.refusals > 1 else logger.warning  # once an outage
+        log("%s refused an item, again in %.1f s: %s", self._name, delay, error)
 
     async def _give_up(self, handle: BundleHandle, reason: str) -> None:
         """To the dead letters; when there is no room for it, it stays in the store."""
@@ -241,7 +242,8 @@ class Feeder:
     def _count(self, outcome: str, item: Item) -> None:
         self._metrics.count("quiver.export.bundles_total", node=self._name, outcome=outcome)
         if item.count:
-            self._metrics.count("quiver.export.items_total", item.count, signal=item.signal)
+            labels = {"node": self._name, "signal": item.signal}
+            self._metrics.count("quiver.export.items_total", float(item.count), **labels)
 
     # --- dead letters ---------------------------------------------------------------------------
 

@@ -33,7 +33,7 @@ from quiver.pipeline.dead_letters import DeadLetters
 from quiver.pipeline.feeder import Feeder
 from quiver.pipeline.item import Item, to_bundle
 from quiver.pipeline.node import Taker
-from quiver.pipeline.options import OtlpHandling, PersistenceOptions, RetentionOptions
+from quiver.pipeline.settings.options import OtlpHandling, PersistenceOptions, RetentionOptions
 from quiver.store.core import Start
 from quiver.store.store import Store
 

@@ -49,7 +49,7 @@ from quiver.metrics import Metrics
 from quiver.pipeline.exporters.as_otlp import otlp_requests
 from quiver.pipeline.exporters.sending import Outcomes
 from quiver.pipeline.item import Item
-from quiver.pipeline.options import BufferExporterOptions
+from quiver.pipeline.settings.options import BufferExporterOptions
 
 METADATA: Final[Mapping[Signal, bytes]] = MappingProxyType(
     {

@@ -21,7 +21,7 @@ from quiver.metrics import Metrics
 from quiver.otlp.json_text import to_json
 from quiver.pipeline.exporters.as_otlp import converted
 from quiver.pipeline.item import Item
-from quiver.pipeline.options import DebugOptions
+from quiver.pipeline.settings.options import DebugOptions
 
 _MAX_TEXT: Final = 64 * 1024
 _MAX_REQUEST: Final = 4 * 1024 * 1024

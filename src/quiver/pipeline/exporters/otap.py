@@ -36,7 +36,6 @@ from quiver.pipeline.exporters.answers import grpc_refusal
 from quiver.pipeline.exporters.otlp_grpc import grpc_target, open_channel
 from quiver.pipeline.exporters.sending import Outcomes, checked_headers
 from quiver.pipeline.item import Item
-from quiver.pipeline.options import OtapExporterOptions
 from quiver.pipeline.otap_streams import OtapEncoder
 from quiver.pipeline.otap_wire import (
     METHODS,
@@ -46,6 +45,7 @@ from quiver.pipeline.otap_wire import (
     read_status,
     write_records,
 )
+from quiver.pipeline.settings.options import OtapExporterOptions
 
 _AT_ONCE: Final = 32 * 1024
 """Bytes of an item that is converted and written without a thread."""

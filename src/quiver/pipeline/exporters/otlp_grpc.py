@@ -27,7 +27,7 @@ from quiver.pipeline.exporters.answers import MAX_ANSWER_BYTES, grpc_refusal, re
 from quiver.pipeline.exporters.as_otlp import otlp_requests
 from quiver.pipeline.exporters.sending import Outcomes, checked_headers, send_all
 from quiver.pipeline.item import Item
-from quiver.pipeline.options import ClientTlsOptions, OtlpExporterOptions
+from quiver.pipeline.settings.options import ClientTlsOptions, OtlpExporterOptions
 
 _METHODS: Final[Mapping[Signal, str]] = MappingProxyType(
     {

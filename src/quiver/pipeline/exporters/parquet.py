@@ -50,7 +50,7 @@ from quiver.otlp.convert import decode
 from quiver.pipeline.exporters.as_otlp import converted
 from quiver.pipeline.exporters.files import Files, open_files
 from quiver.pipeline.item import Item
-from quiver.pipeline.options import ParquetOptions
+from quiver.pipeline.settings.options import ParquetOptions
 
 logger = logging.getLogger(__name__)
 

@@ -40,9 +40,9 @@ from quiver.otlp.columns import Array, Index, of_lists, starts_of, without_nulls
 from quiver.otlp.schema import ATTRIBUTES, VALUE
 from quiver.pipeline.item import Item
 from quiver.pipeline.node import Port
-from quiver.pipeline.options import AttributeAction, AttributeRule, AttributesOptions
 from quiver.pipeline.processors.conditions import ATTRIBUTE_COLUMNS, Check, Mask, all_of
 from quiver.pipeline.processors.rewriting import Edited, rewritten
+from quiver.pipeline.settings.options import AttributeAction, AttributeRule, AttributesOptions
 
 _MAY_ASK: Final = {
     "item": {"item", "resource", "scope"},

@@ -31,7 +31,7 @@ from quiver.errors import InvalidConfig, TryLater, Undeliverable
 from quiver.metrics import SIZE_BOUNDS, Metrics
 from quiver.pipeline.item import Item
 from quiver.pipeline.node import Port
-from quiver.pipeline.options import BatchOptions
+from quiver.pipeline.settings.options import BatchOptions
 
 _Key: TypeAlias = tuple[Signal, tuple[tuple[str, str], ...]]
 

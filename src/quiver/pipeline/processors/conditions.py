@@ -45,7 +45,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from quiver.bundle import Signal
 from quiver.errors import InvalidConfig
 from quiver.otlp.columns import lists
-from quiver.pipeline.options import Condition
+from quiver.pipeline.settings.options import Condition
 
 Mask: TypeAlias = NDArray[np.bool_]
 

@@ -22,9 +22,9 @@ from quiver.errors import InvalidConfig
 from quiver.metrics import Metrics
 from quiver.pipeline.item import Item
 from quiver.pipeline.node import Port
-from quiver.pipeline.options import FilterOptions
 from quiver.pipeline.processors.conditions import Check, any_of
 from quiver.pipeline.processors.rewriting import Edited, rewritten
+from quiver.pipeline.settings.options import FilterOptions
 
 
 class FilterProcessor:

@@ -28,10 +28,10 @@ from quiver.errors import (
 from quiver.metrics import Metrics, labelled
 from quiver.pipeline.item import MAX_CONTEXT_BYTES, Item
 from quiver.pipeline.node import Port
-from quiver.pipeline.options import ReceiverOptions
 from quiver.pipeline.receivers.answers import Reason, Refusal
 from quiver.pipeline.security.exposure import check_exposure
 from quiver.pipeline.security.keys import JUNJO_HEADER, KeyRing, KeysUnavailable, WrongKey
+from quiver.pipeline.settings.options import ReceiverOptions
 from quiver.pipeline.wire_count import count_items
 
 logger = logging.getLogger(__name__)

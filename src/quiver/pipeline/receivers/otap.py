@@ -54,7 +54,6 @@ from quiver.metrics import Metrics
 from quiver.otlp.otap.schema import ROOTS
 from quiver.pipeline.item import Item
 from quiver.pipeline.node import Port
-from quiver.pipeline.options import OtapOptions
 from quiver.pipeline.otap_streams import OtapDecoder, StreamBroken, count_rows
 from quiver.pipeline.otap_wire import (
     METHODS,
@@ -75,6 +74,7 @@ from quiver.pipeline.receivers.admission import (
 from quiver.pipeline.receivers.answers import Reason, Refusal, status
 from quiver.pipeline.receivers.otlp_grpc import server_options
 from quiver.pipeline.security.tls import server_credentials
+from quiver.pipeline.settings.options import OtapOptions
 
 logger = logging.getLogger(__name__)
 

@@ -28,10 +28,10 @@ from quiver.bundle import Signal
 from quiver.errors import InvalidConfig
 from quiver.metrics import Metrics
 from quiver.pipeline.node import Port
-from quiver.pipeline.options import ReceiverOptions
 from quiver.pipeline.receivers.admission import Admission, Headers, Taken
 from quiver.pipeline.receivers.answers import Refusal, partial_success, retry_info, status
 from quiver.pipeline.security.tls import server_credentials
+from quiver.pipeline.settings.options import ReceiverOptions
 
 logger = logging.getLogger(__name__)
 

@@ -22,7 +22,6 @@ from quiver.errors import InvalidConfig
 from quiver.metrics import Metrics
 from quiver.otlp.json_text import from_json
 from quiver.pipeline.node import Port
-from quiver.pipeline.options import OtlpHttpOptions
 from quiver.pipeline.receivers.admission import ALL_TAKEN, Admission, Taken
 from quiver.pipeline.receivers.answers import (
     Reason,
@@ -35,6 +34,7 @@ from quiver.pipeline.receivers.answers import (
 from quiver.pipeline.receivers.decompression import ENCODINGS, decompress
 from quiver.pipeline.receivers.http_protocol import HttpAnswer, HttpConnection, HttpRequest
 from quiver.pipeline.security.tls import server_context
+from quiver.pipeline.settings.options import OtlpHttpOptions
 
 logger = logging.getLogger(__name__)
 

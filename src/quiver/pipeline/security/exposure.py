@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 
 from quiver.errors import InvalidConfig
-from quiver.pipeline.options import ReceiverOptions
+from quiver.pipeline.settings.options import ReceiverOptions
 
 
 def is_loopback(host: str) -> bool:

@@ -32,7 +32,7 @@ from blake3 import blake3
 from quiver.disk import Disk, RealDisk, publish
 from quiver.errors import InvalidConfig, InvalidName
 from quiver.metrics import Metrics
-from quiver.pipeline.options import AuthOptions
+from quiver.pipeline.settings.options import AuthOptions
 
 logger = logging.getLogger(__name__)
 

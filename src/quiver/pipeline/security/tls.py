@@ -8,7 +8,7 @@ from pathlib import Path
 import grpc
 
 from quiver.errors import InvalidConfig
-from quiver.pipeline.options import TlsOptions
+from quiver.pipeline.settings.options import TlsOptions
 
 
 def server_context(options: TlsOptions) -> ssl.SSLContext:

@@ -24,12 +24,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
-from quiver.pipeline.binding import bind
-from quiver.pipeline.graph_checks import Draft, DraftPort, Part
-from quiver.pipeline.mistakes import Mistakes, Place, quoted, suggestion
 from quiver.pipeline.node import Dispatch
-from quiver.pipeline.options import ProcessOptions
-from quiver.pipeline.plugin_names import (
+from quiver.pipeline.settings.binding import bind
+from quiver.pipeline.settings.graph_checks import Draft, DraftPort, Part
+from quiver.pipeline.settings.mistakes import Mistakes, Place, quoted, suggestion
+from quiver.pipeline.settings.options import ProcessOptions
+from quiver.pipeline.settings.plugin_names import (
     OTLP_GRPC,
     OTLP_HTTP,
     Kind,
@@ -37,7 +37,7 @@ from quiver.pipeline.plugin_names import (
     UnknownPlugin,
     find_plugin,
 )
-from quiver.pipeline.yaml_text import Field, Fields, Items, Scalar, Value
+from quiver.pipeline.settings.yaml_text import Field, Fields, Items, Scalar, Value
 
 VERSION: Final = "otel_dataflow/v1"
 DISPATCHES: Final[Mapping[str, Dispatch]] = {

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-from quiver.pipeline import options
+from quiver.pipeline.settings import options
 
 WORDS_FOR_NONE: Final[Mapping[tuple[type, str], str]] = MappingProxyType(
     {(options.ProcessOptions, "cores"): "auto"}

@@ -21,17 +21,17 @@ from pathlib import Path
 from typing import Final
 
 from quiver.errors import InvalidConfig, InvalidName
-from quiver.pipeline.mistakes import Mistakes, Place, quoted, suggestion
 from quiver.pipeline.node import Dispatch
-from quiver.pipeline.options import (
+from quiver.pipeline.persistence import store_config
+from quiver.pipeline.settings.mistakes import Mistakes, Place, quoted, suggestion
+from quiver.pipeline.settings.options import (
     AdminOptions,
     LakeOptions,
     PersistenceOptions,
     ReceiverOptions,
 )
-from quiver.pipeline.persistence import store_config
-from quiver.pipeline.plugin_names import LAKE, PERSISTENCE, Kind, Plugin
-from quiver.pipeline.yaml_text import Fields, Value
+from quiver.pipeline.settings.plugin_names import LAKE, PERSISTENCE, Kind, Plugin
+from quiver.pipeline.settings.yaml_text import Fields, Value
 from quiver.subscriber.progress import check_subscriber_id
 
 _ANY_HOST: Final = {"0.0.0.0", "::", "*"}  # noqa: S104 - it is looked for, not listened on

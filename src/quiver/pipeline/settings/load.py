@@ -13,19 +13,19 @@ from pathlib import Path
 from typing import Final
 
 from quiver.errors import InvalidConfig
-from quiver.pipeline.document import Document
-from quiver.pipeline.graph_checks import Draft, Part, check_graph
-from quiver.pipeline.mistakes import Mistake, Mistakes, Place
 from quiver.pipeline.node import Dispatch
-from quiver.pipeline.options import (
+from quiver.pipeline.settings.document import Document
+from quiver.pipeline.settings.graph_checks import Draft, Part, check_graph
+from quiver.pipeline.settings.mistakes import Mistake, Mistakes, Place
+from quiver.pipeline.settings.options import (
     OtlpGrpcOptions,
     OtlpHttpOptions,
     PersistenceOptions,
     ProcessOptions,
 )
-from quiver.pipeline.plugin_names import OTLP_GRPC, OTLP_HTTP, PERSISTENCE, Kind, Plugin
-from quiver.pipeline.substitution import Substitution
-from quiver.pipeline.yaml_text import MAX_CHARACTERS, parse_yaml
+from quiver.pipeline.settings.plugin_names import OTLP_GRPC, OTLP_HTTP, PERSISTENCE, Kind, Plugin
+from quiver.pipeline.settings.substitution import Substitution
+from quiver.pipeline.settings.yaml_text import MAX_CHARACTERS, parse_yaml
 
 DEFAULTS: Final = "(defaults)"
 

@@ -12,11 +12,11 @@ from dataclasses import MISSING
 from pathlib import Path
 from typing import Final
 
-from quiver.pipeline.binding import Annotation, annotations_of, take_apart
-from quiver.pipeline.options import ProcessOptions
-from quiver.pipeline.plugin_names import Kind, Plugin
-from quiver.pipeline.schema import classes_of, default_text, field_texts, names_of, plugins
-from quiver.pipeline.vocabulary import CHOICES, NOT_NEEDED, OTHER_NAMES, WORDS_FOR_NONE
+from quiver.pipeline.settings.binding import Annotation, annotations_of, take_apart
+from quiver.pipeline.settings.options import ProcessOptions
+from quiver.pipeline.settings.plugin_names import Kind, Plugin
+from quiver.pipeline.settings.schema import classes_of, default_text, field_texts, names_of, plugins
+from quiver.pipeline.settings.vocabulary import CHOICES, NOT_NEEDED, OTHER_NAMES, WORDS_FOR_NONE
 
 BEGIN: Final = "<!-- The tables below are made by tools/renew-configuration-docs. -->"
 END: Final = "<!-- The tables above are made by tools/renew-configuration-docs. -->"

@@ -32,10 +32,10 @@ from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar
 
 from quiver.errors import InvalidConfig
-from quiver.pipeline.mistakes import Mistakes, Place, nearest, quoted, suggestion
-from quiver.pipeline.units import parse_duration, parse_size
-from quiver.pipeline.vocabulary import CHOICES, NOT_NEEDED, OTHER_NAMES, WORDS_FOR_NONE
-from quiver.pipeline.yaml_text import Field, Fields, Items, Scalar, Value
+from quiver.pipeline.settings.mistakes import Mistakes, Place, nearest, quoted, suggestion
+from quiver.pipeline.settings.units import parse_duration, parse_size
+from quiver.pipeline.settings.vocabulary import CHOICES, NOT_NEEDED, OTHER_NAMES, WORDS_FOR_NONE
+from quiver.pipeline.settings.yaml_text import Field, Fields, Items, Scalar, Value
 
 T = TypeVar("T")
 

@@ -17,12 +17,12 @@ from dataclasses import MISSING
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from quiver.pipeline import document
-from quiver.pipeline.binding import Annotation, annotations_of, take_apart
-from quiver.pipeline.options import ProcessOptions
-from quiver.pipeline.plugin_names import NAMESPACES, PLUGINS, Kind, Plugin
-from quiver.pipeline.units import duration_text, size_text
-from quiver.pipeline.vocabulary import CHOICES, NOT_NEEDED, OTHER_NAMES, WORDS_FOR_NONE
+from quiver.pipeline.settings import document
+from quiver.pipeline.settings.binding import Annotation, annotations_of, take_apart
+from quiver.pipeline.settings.options import ProcessOptions
+from quiver.pipeline.settings.plugin_names import NAMESPACES, PLUGINS, Kind, Plugin
+from quiver.pipeline.settings.units import duration_text, size_text
+from quiver.pipeline.settings.vocabulary import CHOICES, NOT_NEEDED, OTHER_NAMES, WORDS_FOR_NONE
 
 Schema: TypeAlias = dict[str, Any]
 

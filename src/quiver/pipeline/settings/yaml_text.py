@@ -15,7 +15,7 @@ from typing import Final, TypeAlias
 
 import yaml
 
-from quiver.pipeline.mistakes import Mistakes, Place, quoted
+from quiver.pipeline.settings.mistakes import Mistakes, Place, quoted
 
 MAX_CHARACTERS: Final = 128 * 1024
 MAX_DEPTH: Final = 32

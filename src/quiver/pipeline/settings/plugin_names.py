@@ -33,8 +33,8 @@ from types import MappingProxyType
 from typing import Final
 
 from quiver.errors import InvalidConfig
-from quiver.pipeline import options
-from quiver.pipeline.mistakes import nearest, quoted, suggestion
+from quiver.pipeline.settings import options
+from quiver.pipeline.settings.mistakes import nearest, quoted, suggestion
 
 
 class Kind(enum.StrEnum):

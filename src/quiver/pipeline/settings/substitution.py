@@ -19,7 +19,7 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from quiver.pipeline.mistakes import Mistakes, Place, nearest, quoted
+from quiver.pipeline.settings.mistakes import Mistakes, Place, nearest, quoted
 
 _NAME: Final = re.compile(
     r"\$\$\{"

@@ -8,7 +8,6 @@ import gzip
 import itertools
 import resource
 import socket
-import time
 import tracemalloc
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -43,14 +42,28 @@ def run(request: pytest.FixtureRequest) -> Callable[[Coroutine[Any, Any, None]],
 
 @asynccontextmanager
 async def good_http_client(rig: Rig) -> AsyncIterator[None]:
-    """Sends all the time, on one connection and on new ones; each request is answered well."""
+    """Sends all the time, on one connection and on new ones; each request is answered well.
+
+    A connection that rests between two requests may be closed by a server that has no room, in the
+    moment in which the next request is sent. So a client asks once more, as all of them do.
+    """
 
     async def send() -> None:
         async with httpx.AsyncClient(base_url=f"http://{rig.where}", timeout=PATIENCE) as client:
+
+            async def on_one_connection() -> httpx.Response:
+                return await client.post("/v1/traces", content=TRACES, headers=PROTOBUF)
+
+            async def on_a_new_one() -> httpx.Response:
+                return await post(rig)
+
             while True:
-                answer = await client.post("/v1/traces", content=TRACES, headers=PROTOBUF)
-                assert answer.status_code == 200
-                assert (await post(rig)).status_code == 200
+                for ask in (on_one_connection, on_a_new_one):
+                    try:
+                        answer = await ask()
+                    except (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError):
+                        answer = await ask()
+                    assert answer.status_code == 200
                 await asyncio.sleep(0.01)
 
     async with _beside(send, rig):
@@ -404,16 +417,16 @@ def test_many_idle_connections(run: Callable[..., None], many: int, room: float)
         limit = int(many * room)
         async with http_receiver(max_connections=limit) as rig, good_http_client(rig):
             idle = [await connect(rig) for _ in range(many)]
-            for index, (_, writer) in enumerate(idle):
-                if index % 2 and not writer.is_closing():
-                    writer.write(b"POST /v1/traces HTTP/1.1\r\n")
-            before = len(rig.taker.items)
-            began = time.monotonic()
-            await eventually(lambda: len(rig.taker.items) > before + 20)
-            assert time.monotonic() - began < PATIENCE
-            assert rig.metrics.get("quiver.receiver.connections", node="in") <= limit + 2
-            for _, writer in idle:
-                writer.transport.abort()
+            try:
+                for index, (_, writer) in enumerate(idle):
+                    if index % 2 and not writer.is_closing():
+                        writer.write(b"POST /v1/traces HTTP/1.1\r\n")
+                before = len(rig.taker.items)
+                await eventually(lambda: len(rig.taker.items) > before + 20)
+                assert rig.metrics.get("quiver.receiver.connections", node="in") <= limit + 2
+            finally:
+                for _, writer in idle:
+                    writer.transport.abort()
 
     run(test())
 

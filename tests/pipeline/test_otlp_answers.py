@@ -175,7 +175,7 @@ def test_what_an_http_status_means(status: int, expected: type[Exception] | None
     ("value", "low", "high"),
     [
         ("7", 7, 7),
-        (formatdate(time.time() + 1000, usegmt=True), 900, 1000),
+        ("date", 900, 1000),
         (formatdate(0, usegmt=True), 0, 0),
         ("99999999", 3600, 3600),
         ("soon", None, None),
@@ -186,8 +186,10 @@ def test_what_an_http_status_means(status: int, expected: type[Exception] | None
 def test_an_http_server_says_how_long_to_wait(
     value: str, low: float | None, high: float | None
 ) -> None:
+    when = formatdate(time.time() + 1000, usegmt=True) if value == "date" else value
+
     async def run() -> None:
-        server = Server(lambda _: Answer(status=429, headers={"retry-after": value}))
+        server = Server(lambda _: Answer(status=429, headers={"retry-after": when}))
         async with http_server(server), http_exporter(server) as node:
             error = await refusal(node, item(b""))
         assert isinstance(error, TryLater)

@@ -88,7 +88,9 @@ class SegmentConfig:
     ``max_stream_count``   512        (slot, schema) pairs
     ``max_bundles``        65,536     bundles; what a progress file can address
     ``max_frozen``         4          segments that wait to be written before ingest is refused
-    ``max_open_readers``   8          segments that are kept mapped for those who read
+    ``max_open_readers``   8          segments kept mapped: one for each subscriber that reads
+    ``sync_every``         256 KiB    bytes of a segment between two syncs while it is written: the
+                                      log beside it waits for no more than that
     =====================  =========  ========================================================
     """
 
@@ -98,6 +100,7 @@ class SegmentConfig:
     max_bundles: int = _MAX_BUNDLES
     max_frozen: int = 4
     max_open_readers: int = 8
+    sync_every: int = 256 * 1024
 
     def __post_init__(self) -> None:
         _check("segment.target_size", self.target_size, at_least=1)
@@ -105,6 +108,7 @@ class SegmentConfig:
         _check("segment.max_bundles", self.max_bundles, at_least=1)
         _check("segment.max_frozen", self.max_frozen, at_least=1)
         _check("segment.max_open_readers", self.max_open_readers, at_least=1)
+        _check("segment.sync_every", self.sync_every, at_least=4096)
         if self.max_bundles > _MAX_BUNDLES:
             raise InvalidConfig(
                 f"segment.max_bundles is {self.max_bundles}; at most {_MAX_BUNDLES}"

@@ -118,9 +118,7 @@ class StoreCore:
 
     def _open(self, on_change: Callable[[], None]) -> None:
         self.ledger = self._load_ledger()
-        self.segments = SegmentSet(
-            self._disk, self._root / "segments", self._config.segment.max_open_readers
-        )
+        self.segments = SegmentSet(self._disk, self._root / "segments")
         self.segments.scan()
         self.registry = Registry(self._disk, self._root, on_change)
         skips = {name: self._skips(start) for name, start in self.ledger.starts.items()}
@@ -298,8 +296,14 @@ class StoreCore:
         self.registry.raise_floors(oldest[0] if oldest else self.intake.next_segment)
         self.registry.flush()
         self.ledger.store(self._disk, self._root)
+        self._let_readers_go()
         self._measure()
         return deleted
+
+    def _let_readers_go(self) -> None:
+        """Keep as many segments mapped as there are subscribers to read them."""
+        limit = self._config.segment.max_open_readers
+        self.segments.max_open_readers = max(1, min(limit, self.registry.active_count))
 
     def _measure(self) -> None:
         for info in self.registry.infos():

@@ -229,10 +229,9 @@ class Intake:
         growing = self._frozen[0]
         if growing.info is None and growing.segment.bundle_count:
             path = self._segments.path_of(self.next_segment)
-            if self._config.durability is Durability.SEGMENT_ONLY:
-                write_segment(self._disk, path, growing.segment, sync_every=None)
-            else:
-                write_segment(self._disk, path, growing.segment)
+            logs = self._config.durability is Durability.WAL
+            sync_every = self._config.segment.sync_every if logs else None
+            write_segment(self._disk, path, growing.segment, sync_every=sync_every)
             growing.info = self._segments.register(self.next_segment, path)
             self.next_segment += 1
         if growing.end_position is not None and growing.end_position > self.wal.cursor:

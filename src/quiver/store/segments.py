@@ -47,9 +47,10 @@ class CorruptSegment:
 class SegmentSet:
     """The segments in one directory. Safe to use from several threads."""
 
-    def __init__(self, disk: Disk, directory: Path, max_open_readers: int) -> None:
+    def __init__(self, disk: Disk, directory: Path) -> None:
         self._disk = disk
-        self._max_open_readers = max_open_readers
+        self.max_open_readers = 1
+        """Segments that are kept mapped; what is read of them counts as memory of this process."""
         self._directory = directory
         self._lock = threading.Lock()
         self._infos: dict[int, SegmentInfo] = {}
@@ -90,7 +91,6 @@ class SegmentSet:
             self._infos[number] = info
             self._size += info.size
             self.highest_seen = max(self.highest_seen, number)
-            self._keep(number, reader)
         return info
 
     def path_of(self, number: int) -> Path:
@@ -198,5 +198,5 @@ class SegmentSet:
 
     def _keep(self, number: int, reader: SegmentReader) -> None:
         self._readers[number] = reader
-        while len(self._readers) > self._max_open_readers:
+        while len(self._readers) > self.max_open_readers:
             self._readers.popitem(last=False)

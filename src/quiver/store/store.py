@@ -99,9 +99,13 @@ class Store:
 
     async def ingest_async(self, bundle: RecordBundle) -> Receipt:
         """Store a bundle. Cancelling the task does not take it back."""
+        intent = self._prepare(bundle)
+        receipt = self._committer.commit_to_memory(intent)
+        if receipt is not None:
+            return receipt
         loop = asyncio.get_running_loop()
         ticket = AsyncTicket(loop, loop.create_future())
-        self._committer.submit(self._prepare(bundle), ticket)
+        self._committer.submit(intent, ticket)
         return await ticket.future
 
     def flush(self) -> None:

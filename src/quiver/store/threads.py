@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from quiver.config import Ack, StoreConfig
+from quiver.config import Ack, Durability, StoreConfig
 from quiver.errors import QuiverError, StorageAtCapacity, StoreClosed
 from quiver.store.core import Clock, StoreCore
 from quiver.store.intake import Intent, Receipt
@@ -164,6 +164,23 @@ class Committer:
         else:
             self.submit(intent, ticket)
         return ticket.wait()
+
+    def commit_to_memory(self, intent: Intent) -> Receipt | None:
+        """Commit a bundle that no disk is waited for; None when it has to be submitted after all.
+
+        For tasks: it does not block.
+        """
+        if self._config.durability is not Durability.SEGMENT_ONLY:
+            return None
+        with self._condition:
+            if self._is_committing or self._waiting or self._closing:
+                return None
+            try:
+                (receipt,) = self._core.commit([intent])
+            except StorageAtCapacity:
+                return None  # the committer knows how to make room
+        self._keeper.nudge_if_due()
+        return receipt
 
     def submit(self, intent: Intent, ticket: AnyTicket) -> None:
         """Put a bundle in the queue; the ticket is settled later."""

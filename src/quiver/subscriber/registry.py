@@ -255,6 +255,12 @@ class Registry:
         with self._lock:
             return sorted(name for name, s in self._subscribers.items() if s.phase is Phase.ORPHAN)
 
+    @property
+    def active_count(self) -> int:
+        """Subscribers that read."""
+        with self._lock:
+            return sum(s.phase is Phase.ACTIVE for s in self._subscribers.values())
+
     def infos(self) -> list[SubscriberInfo]:
         """All subscribers, by name."""
         with self._lock:

@@ -129,11 +129,9 @@ def test_the_data_is_made_of_its_seed() -> None:
 
 def test_the_data_has_what_it_promises() -> None:
     bundles = list(make_bundles(1, 8))
-    assert {bundle.signal for bundle in bundles} == {Signal.LOGS}
-    schemas = {
-        bundle.payloads[30].fingerprint for bundle in bundles if bundle.batch(30) is not None
-    }
-    assert len(schemas) == 2
+    assert {bundle.signal for bundle in bundles} == {Signal.LOGS, Signal.TRACES}
+    assert sum(bundle.batch(30) is not None for bundle in bundles) == 4
+    assert sum(bundle.batch(40) is not None for bundle in bundles) == 2
     opaque = [bundle.payloads[60] for bundle in bundles if bundle.batch(60) is not None]
     assert len(opaque) == 2
     assert opaque[0].fingerprint.hex().startswith("61a0cd7165e024ae")

@@ -34,7 +34,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import urllib.parse
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn, TypeAlias
@@ -42,14 +41,9 @@ from typing import Any, Final, NoReturn, TypeAlias
 import grpc
 import grpc.aio
 import pyarrow as pa
-from grpc_health.v1 import (  # type: ignore[import-untyped]
-    health,
-    health_pb2,
-    health_pb2_grpc,
-)
 
 from quiver.bundle import Signal, Slot
-from quiver.errors import InvalidConfig, InvalidRequest
+from quiver.errors import InvalidRequest
 from quiver.metrics import Metrics
 from quiver.otlp.otap.schema import ROOTS
 from quiver.pipeline.item import Item
@@ -72,20 +66,22 @@ from quiver.pipeline.receivers.admission import (
     Taken,
 )
 from quiver.pipeline.receivers.answers import Reason, Refusal, status
-from quiver.pipeline.receivers.otlp_grpc import server_options
-from quiver.pipeline.security.tls import server_credentials
+from quiver.pipeline.receivers.grpc_server import (
+    CODES,
+    LAST_ANSWERS,
+    GrpcServer,
+    lookup,
+    peer_address,
+)
 from quiver.pipeline.settings.options import OtapOptions
 
 logger = logging.getLogger(__name__)
 
 _SIGNALS: Final = {method: signal for signal, method in METHODS.items()}
-_CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
 _AT_ONCE: Final = 8 * 1024
 """Bytes of a message that is decoded without a thread: about a millisecond."""
 _WORTH_FREEING: Final = 1024 * 1024
 """Bytes that a stream remembers, above which it is ended when memory is short."""
-_LAST_ANSWERS: Final = 0.25
-"""Seconds for answers that are on their way when everything else is done."""
 
 Context: TypeAlias = Any
 """``grpc.aio.ServicerContext``: its messages are bytes here, which its types do not know."""
@@ -110,68 +106,34 @@ class OtapReceiver:
             name, options, port, metrics=metrics, pressure=pressure, now_ns=now_ns
         )
         self._streams = _Streams(name, options, self._admission, metrics, pressure)
-        self._server: grpc.aio.Server | None = None
-        self._health: health.aio.HealthServicer | None = None
-        self._bound: tuple[str, int] | None = None
+        self._listener = GrpcServer(name, options)
 
     @property
     def address(self) -> tuple[str, int]:
         """Host and port, after ``start``."""
-        if self._bound is None:
-            raise RuntimeError(f"{self.name} is not listening")
-        return self._bound
+        return self._listener.address
 
     async def start(self) -> None:
         """Listen."""
-        credentials = server_credentials(self._options.tls) if self._options.tls else None
         await self._admission.start()
         try:
-            await self._listen(credentials)
+            self._streams.closing = asyncio.get_running_loop().create_future()
+            await self._listener.start(self._streams, SERVICES, self._options.max_streams)
         except BaseException:
             await self._admission.end()
             raise
 
-    async def _listen(self, credentials: grpc.ServerCredentials | None) -> None:
-        options = [*server_options(self._options)]
-        options = [option for option in options if option[0] != "grpc.max_concurrent_streams"]
-        # Beyond our own limit there must be room to be refused in, and for the health service.
-        options.append(("grpc.max_concurrent_streams", self._options.max_streams + 16))
-        server = grpc.aio.server(options=options)
-        self._health = health.aio.HealthServicer()
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        server.add_generic_rpc_handlers((self._streams,))
-        host = f"[{self._options.host}]" if ":" in self._options.host else self._options.host
-        where = f"{host}:{self._options.port}"
-        try:
-            if credentials is None:
-                bound = server.add_insecure_port(where)
-            else:
-                bound = server.add_secure_port(where, credentials)
-        except RuntimeError as error:
-            raise InvalidConfig(
-                f"{self.name} cannot listen on {where}: is the address free, and of this machine?"
-            ) from error
-        self._streams.closing = asyncio.get_running_loop().create_future()
-        await server.start()
-        for service in ("", *SERVICES):
-            await self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
-        self._server = server
-        self._bound = (self._options.host, bound)
-        logger.info("%s listens on %s:%d", self.name, *self._bound)
-
     async def stop(self, deadline: float) -> None:
         """Take no more, answer what was received, end."""
-        server, self._server = self._server, None
+        self._admission.is_stopping = True
+        server = await self._listener.begin_stopping()
         if server is None:
             return
-        self._admission.is_stopping = True
-        if self._health is not None:
-            await self._health.enter_graceful_shutdown()
         left = max(0.0, deadline - asyncio.get_running_loop().time())
         ending = asyncio.create_task(server.stop(left))  # nobody connects any more
         self._streams.close()
         await self._streams.drain(deadline)
-        await server.stop(min(_LAST_ANSWERS, left))
+        await server.stop(min(LAST_ANSWERS, left))
         await ending
         await self._admission.end()
 
@@ -225,7 +187,7 @@ class _StreamEnds(Exception):
     """A stream must end, with this status, when the batches before are answered."""
 
     def __init__(self, code: int, message: str) -> None:
-        self.code = _CODES[code]
+        self.code = CODES[code]
         super().__init__(message)
 
 
@@ -283,7 +245,7 @@ class _Streams(grpc.GenericRpcHandler):
         signal = _SIGNALS.get(details.method)
         if signal is None:
             return None
-        headers = _headers(details.invocation_metadata)
+        headers = lookup(details.invocation_metadata)
         try:
             self._admission.screen(headers)
         except Exception as error:  # noqa: BLE001 - every one gets an answer
@@ -303,7 +265,7 @@ class _Streams(grpc.GenericRpcHandler):
         async def refuse(_: object, context: Context) -> None:
             self._admission.refused(refusal)
             await context.abort(
-                _CODES[refusal.reason.grpc_code],
+                CODES[refusal.reason.grpc_code],
                 refusal.message,
                 trailing_metadata=(("grpc-status-details-bin", status(refusal)),),
             )
@@ -386,7 +348,7 @@ class _Streams(grpc.GenericRpcHandler):
             await self._refuse(stream, batch.batch_id, admission.refusal(error))
         else:
             if tables[ROOTS[stream.signal]].num_rows:
-                peer = _peer(stream.context.peer())
+                peer = peer_address(stream.context.peer())
                 context = admission.context(peer, key_id, stream.headers)
                 return admission.item(stream.signal, tables, context)
             await self._tell(stream, BatchStatus(batch.batch_id))
@@ -455,18 +417,3 @@ class _Streams(grpc.GenericRpcHandler):
         stream.remembered = remembered
         self._metrics.set("quiver.receiver.streams", len(self._open), node=self._name)
         self._metrics.set("quiver.receiver.stream_bytes", self._remembered, node=self._name)
-
-
-def _headers(metadata: Any) -> Headers:  # noqa: ANN401 - its types know no bytes
-    """Metadata by name, the first of each; names are in lower case already."""
-    values: dict[str, str] = {}
-    for key, value in metadata or ():
-        values.setdefault(key, value if isinstance(value, str) else value.decode("latin-1"))
-    return values.get
-
-
-def _peer(peer: str) -> str:
-    """``127.0.0.1:1234`` from ``ipv4:127.0.0.1:1234``, and the same for the sixth version."""
-    with contextlib.suppress(ValueError):
-        peer = urllib.parse.unquote(peer)
-    return peer.partition(":")[2] if peer.startswith(("ipv4:", "ipv6:")) else peer

@@ -9,28 +9,26 @@ decompression.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import urllib.parse
 from collections.abc import Awaitable, Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 
 import grpc
 import grpc.aio
-from grpc_health.v1 import (  # type: ignore[import-untyped]
-    health,
-    health_pb2,
-    health_pb2_grpc,
-)
 
 from quiver.bundle import Signal
-from quiver.errors import InvalidConfig
 from quiver.metrics import Metrics
 from quiver.pipeline.node import Port
-from quiver.pipeline.receivers.admission import Admission, Headers, Taken
+from quiver.pipeline.receivers.admission import Admission, Taken
 from quiver.pipeline.receivers.answers import Refusal, partial_success, retry_info, status
-from quiver.pipeline.security.tls import server_credentials
+from quiver.pipeline.receivers.grpc_server import (
+    CODES,
+    LAST_ANSWERS,
+    GrpcServer,
+    lookup,
+    peer_address,
+)
 from quiver.pipeline.settings.options import ReceiverOptions
 
 logger = logging.getLogger(__name__)
@@ -43,16 +41,6 @@ SERVICES: Final[Mapping[str, Signal]] = MappingProxyType(
     }
 )
 _METHODS: Final = {f"/{service}/Export": signal for service, signal in SERVICES.items()}
-_CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
-_LAST_ANSWERS: Final = 0.25
-"""Seconds for answers that are on their way when everything else is done."""
-_HANDSHAKE_TIMEOUT_MS: Final = 10_000
-_IDLE_MS: Final = 600_000
-_MIN_PING_MS: Final = 10_000
-_KEEPALIVE_MS: Final = 60_000
-_KEEPALIVE_TIMEOUT_MS: Final = 20_000
-_MAX_METADATA_BYTES: Final = 64 * 1024
-_SPARE_STREAMS: Final = 16
 
 Context: TypeAlias = Any
 """``grpc.aio.ServicerContext``: grpcio has no types."""
@@ -76,63 +64,35 @@ class OtlpGrpcReceiver:
         self._admission = Admission(
             name, options, port, metrics=metrics, pressure=pressure, now_ns=now_ns
         )
-        self._server: grpc.aio.Server | None = None
-        self._health: health.aio.HealthServicer | None = None
-        self._bound: tuple[str, int] | None = None
+        self._listener = GrpcServer(name, options)
 
     @property
     def address(self) -> tuple[str, int]:
         """Host and port, after ``start``."""
-        if self._bound is None:
-            raise RuntimeError(f"{self.name} is not listening")
-        return self._bound
+        return self._listener.address
 
     async def start(self) -> None:
         """Listen."""
-        credentials = server_credentials(self._options.tls) if self._options.tls else None
         await self._admission.start()
         try:
-            await self._listen(credentials)
+            # More than may wait: whoever comes too much is told so, instead of waiting.
+            streams = 2 * self._options.max_waiting_requests
+            await self._listener.start(_Exports(self._admission), SERVICES, streams)
         except BaseException:
             await self._admission.end()
             raise
 
-    async def _listen(self, credentials: grpc.ServerCredentials | None) -> None:
-        server = grpc.aio.server(options=server_options(self._options))
-        self._health = health.aio.HealthServicer()
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        server.add_generic_rpc_handlers((_Exports(self._admission),))
-        host = f"[{self._options.host}]" if ":" in self._options.host else self._options.host
-        where = f"{host}:{self._options.port}"
-        try:
-            if credentials is None:
-                bound = server.add_insecure_port(where)
-            else:
-                bound = server.add_secure_port(where, credentials)
-        except RuntimeError as error:
-            raise InvalidConfig(
-                f"{self.name} cannot listen on {where}: is the address free, and of this machine?"
-            ) from error
-        await server.start()
-        for service in ("", *SERVICES):
-            await self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
-        self._server = server
-        self._bound = (self._options.host, bound)
-        logger.info("%s listens on %s:%d", self.name, *self._bound)
-
     async def stop(self, deadline: float) -> None:
         """Take no more, answer what was received, end."""
-        server, self._server = self._server, None
+        self._admission.is_stopping = True
+        server = await self._listener.begin_stopping()
         if server is None:
             return
-        self._admission.is_stopping = True
-        if self._health is not None:
-            await self._health.enter_graceful_shutdown()
         # New calls are answered until everything else is done: the library would cancel them.
         await self._admission.drain(deadline)
         left = max(0.0, deadline - asyncio.get_running_loop().time())
         # Those who watch our health would hold it up for as long as they are given.
-        await server.stop(min(_LAST_ANSWERS, left))
+        await server.stop(min(LAST_ANSWERS, left))
         await self._admission.end()
 
 
@@ -145,7 +105,7 @@ class _Exports(grpc.GenericRpcHandler):
         signal = _METHODS.get(details.method)
         if signal is None:
             return None
-        headers = _lookup(details.invocation_metadata)
+        headers = lookup(details.invocation_metadata)
         try:
             key_id = self._admission.screen(headers)
         except Exception as error:  # noqa: BLE001 - every one gets an answer
@@ -154,7 +114,7 @@ class _Exports(grpc.GenericRpcHandler):
 
         async def export(request: bytes, context: Context) -> bytes:
             try:
-                facts = self._admission.context(_peer(context.peer()), key_id, headers)
+                facts = self._admission.context(peer_address(context.peer()), key_id, headers)
                 taken = await self._submit(signal, request, facts)
             except Refusal as refusal:
                 await self._refuse(refusal, context)
@@ -183,45 +143,5 @@ class _Exports(grpc.GenericRpcHandler):
         if refusal.retry_after is not None:
             trailers.append(("google.rpc.retryinfo-bin", retry_info(refusal.retry_after)))
         await context.abort(
-            _CODES[refusal.reason.grpc_code], refusal.message, trailing_metadata=tuple(trailers)
+            CODES[refusal.reason.grpc_code], refusal.message, trailing_metadata=tuple(trailers)
         )
-
-
-def server_options(options: ReceiverOptions) -> list[tuple[str, int]]:
-    """What the library is told about limits."""
-    return [
-        ("grpc.so_reuseport", 1),
-        ("grpc.max_receive_message_length", options.max_request_bytes),
-        ("grpc.max_metadata_size", _MAX_METADATA_BYTES),
-        ("grpc.absolute_max_metadata_size", _MAX_METADATA_BYTES),
-        ("grpc.max_allowed_incoming_connections", options.max_connections),
-        # More than may wait: whoever comes too much is told so, instead of waiting for a stream.
-        ("grpc.max_concurrent_streams", 2 * options.max_waiting_requests + _SPARE_STREAMS),
-        ("grpc.server_handshake_timeout_ms", _HANDSHAKE_TIMEOUT_MS),
-        ("grpc.max_connection_idle_ms", _IDLE_MS),
-        ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
-        ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
-        ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.min_ping_interval_without_data_ms", _MIN_PING_MS),
-    ]
-
-
-def _lookup(metadata: Any) -> Headers:  # noqa: ANN401 - grpcio has no types
-    """Metadata by name, the first of each; names are in lower case already."""
-    values: dict[str, str] = {}
-
-    def header(name: str) -> str | None:
-        if not values and metadata:
-            for key, value in metadata:
-                text = value if isinstance(value, str) else value.decode("latin-1")
-                values.setdefault(key, text)
-        return values.get(name)
-
-    return header
-
-
-def _peer(peer: str) -> str:
-    """``127.0.0.1:1234`` from ``ipv4:127.0.0.1:1234``, and the same for the sixth version."""
-    with contextlib.suppress(ValueError):
-        peer = urllib.parse.unquote(peer)
-    return peer.partition(":")[2] if peer.startswith(("ipv4:", "ipv6:")) else peer

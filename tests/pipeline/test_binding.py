@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import textwrap
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from configurations import (
+    DEBUG,
+    STORE,
+    config_mistakes,
     graph,
     load,
     mistakes,
     only_mistake,
+    options_of,
+    store_of,
 )
 
-from quiver.pipeline.settings.load import (
-    InvalidSettings,
-)
 from quiver.pipeline.settings.options import (
     AdminOptions,
     AttributeAction,
@@ -26,32 +27,6 @@ from quiver.pipeline.settings.options import (
     PersistenceOptions,
 )
 from quiver.pipeline.settings.plugin_names import PLUGINS, Kind, find_plugin
-
-STORE = "processor:persistence"
-DEBUG = "exporter:debug"
-
-
-def options_of(config: str, kind: str = STORE) -> object:
-    """What a node with this configuration is told."""
-    indented = textwrap.indent(textwrap.dedent(config).strip(), " " * 6)
-    text = f"nodes:\n  node:\n    type: {kind}\n    config:\n{indented}\n"
-    text += f"    out_ports: {{o: {{destinations: [d]}}}}\n  d: {{type: {DEBUG}}}\n"
-    if kind.split(":")[-2] == "exporter":
-        text = text.replace("    out_ports: {o: {destinations: [d]}}\n", "")
-    return load(text).nodes["node"].options
-
-
-def store_of(config: str) -> PersistenceOptions:
-    bound = options_of(config)
-    assert isinstance(bound, PersistenceOptions)
-    return bound
-
-
-def config_mistakes(config: str, kind: str = STORE) -> list[str]:
-    with pytest.raises(InvalidSettings) as caught:
-        options_of(config, kind)
-    return [str(mistake) for mistake in caught.value.mistakes]
-
 
 # --- values -------------------------------------------------------------------------------------
 

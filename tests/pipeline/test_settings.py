@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import textwrap
 from pathlib import Path
 
 import pytest
 from configurations import (
+    DEBUG,
     FIRST_FORM,
     FIRST_VARIABLES,
     NEWER_ENVIRONMENT,
     NEWER_FORM,
     NEWER_VARIABLES,
+    config_mistakes,
     graph,
     load,
     mistakes,
     only_mistake,
+    store_of,
 )
 from hypothesis import example, given
 from hypothesis import settings as how
@@ -43,32 +45,6 @@ from quiver.pipeline.settings.options import (
     ProcessOptions,
 )
 from quiver.pipeline.settings.plugin_names import Kind
-
-STORE = "processor:persistence"
-DEBUG = "exporter:debug"
-
-
-def options_of(config: str, kind: str = STORE) -> object:
-    """What a node with this configuration is told."""
-    indented = textwrap.indent(textwrap.dedent(config).strip(), " " * 6)
-    text = f"nodes:\n  node:\n    type: {kind}\n    config:\n{indented}\n"
-    text += f"    out_ports: {{o: {{destinations: [d]}}}}\n  d: {{type: {DEBUG}}}\n"
-    if kind.split(":")[-2] == "exporter":
-        text = text.replace("    out_ports: {o: {destinations: [d]}}\n", "")
-    return load(text).nodes["node"].options
-
-
-def store_of(config: str) -> PersistenceOptions:
-    bound = options_of(config)
-    assert isinstance(bound, PersistenceOptions)
-    return bound
-
-
-def config_mistakes(config: str, kind: str = STORE) -> list[str]:
-    with pytest.raises(InvalidSettings) as caught:
-        options_of(config, kind)
-    return [str(mistake) for mistake in caught.value.mistakes]
-
 
 # --- the examples -------------------------------------------------------------------------------
 

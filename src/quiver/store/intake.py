@@ -164,7 +164,12 @@ class Intake:
                 self._open.segment.append(bundle, sequence, size)
                 if end_position is not None:
                     self._open.end_position = end_position
-                if self._open.segment.bundle_count >= self._config.segment.max_bundles:
+                limits, segment = self._config.segment, self._open.segment
+                if (
+                    segment.bundle_count >= limits.max_bundles
+                    # Whoever finalises may be busy for long: what is open must not grow meanwhile.
+                    or segment.estimated_size >= limits.target_size
+                ):
                     self._freeze()
 
     def sync(self) -> None:

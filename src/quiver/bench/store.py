@@ -15,7 +15,8 @@ results                by rows, then by producers: ``bundles_s`` and ``mb_s`` fr
 fdatasync_p50_ms       by rows: one write and one sync of one bundle
 latency_ratio          by rows: ``p50_ms`` of one producer in relation to that
 finalise_max_ratio     ``max_ms`` of one producer while segments are finalised, in relation to that
-                       of one while none is; ``finalise`` has both, and how many segments
+                       of one while none is; ``finalise`` has both, and how many segments. In both
+                       the subscriber reads afterwards: without segments it has nothing to read
 segment_only_ratio     speed without a log in relation to that with one, 64 producers, 1,000 rows,
                        until the last receipt, which means less without
 segment_only_readable  the same until everything is in segments, where writing them bounds both
@@ -41,6 +42,7 @@ import asyncio
 import gc
 import os
 import platform
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -220,8 +222,6 @@ class _Timing:
 
     def finalising(self, load: Load) -> dict[str, object]:
         """The slowest call while segments are written, and while none is."""
-        # Four times as many calls: the slowest of few says little.
-        load = load._replace(bundles=load.bundles * 4, entries=load.entries * 4)
         many = StoreConfig(
             maintain_interval=0.005,
             segment=SegmentConfig(target_size=max(1, load.size // _FINALISED_SEGMENTS)),
@@ -229,8 +229,8 @@ class _Timing:
         with_segments, without = [], []
         for _ in range(self.rounds):
             self._tick("finalise")
-            without.append(self._store_round(load, _KEEP_OPEN))
-            with_segments.append(self._store_round(load, many))
+            without.append(self._store_round(load, _KEEP_OPEN, read_later=True))
+            with_segments.append(self._store_round(load, many, read_later=True))
         slow = least(with_segments, lambda s: s.max_ms)
         quiet = least(without, lambda s: s.max_ms)
         return {
@@ -309,11 +309,21 @@ class _Timing:
             "backlog_bytes": turns * load.size,
         }
 
-    def _store_round(self, load: Load, config: StoreConfig | None = None) -> Sample:
+    def _store_round(
+        self, load: Load, config: StoreConfig | None = None, *, read_later: bool = False
+    ) -> Sample:
         sample = Sample()
         with _collecting_less(), self._store(config) as store:
             store.subscribe(SUBSCRIBER)
-            reader = Background(lambda: read_all(store, len(load.bundles)))
+            may_read = threading.Event()
+            if not read_later:
+                may_read.set()
+
+            def read() -> None:
+                may_read.wait()
+                read_all(store, len(load.bundles))
+
+            reader = Background(read)
             start = time.perf_counter()
             if load.producers == 1:
                 produce(store, load, sample)
@@ -322,6 +332,7 @@ class _Timing:
             sample.seconds = time.perf_counter() - start
             store.flush()
             sample.until_readable = time.perf_counter() - start
+            may_read.set()
             reader.finish()
             figures = store.metrics.snapshot()
         sample.groups = int(figures["quiver.commit.group_size_count"])

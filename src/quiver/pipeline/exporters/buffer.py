@@ -69,7 +69,9 @@ class BufferExporter:
         self.name = name
         self._config = ProducerConfig(
             queue=QueueConfig(
-                manifest_path=options.manifest_path, data_path_prefix=options.data_path_prefix
+                manifest_path=options.manifest_path,
+                data_path_prefix=options.data_path_prefix,
+                gc_grace_period=options.gc_grace_period,
             ),
             flush_interval=options.flush_interval,
             flush_size_bytes=options.flush_size_bytes,

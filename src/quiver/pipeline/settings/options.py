@@ -365,6 +365,8 @@ class BufferExporterOptions:
     flush_size_bytes: Size = 64 * MIB
     compression: BatchCompression = BatchCompression.ZSTD
     committer: str | None = None
+    gc_grace_period: Duration = 600.0
+    """As the consumer of the queue has it: a batch is not announced later than half of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -75,7 +75,11 @@ def test_a_table_may_be_made_by_many_at_once(tmp_path: Path) -> None:
         subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "lake")]) for _ in range(4)
     ]
     assert [process.wait(60) for process in racing] == [0] * 4
-    assert LakeTable.open(tmp_path / "lake", Signal.LOGS, create=False).version == 0
+    table = LakeTable.open(tmp_path / "lake", Signal.LOGS, create=False)
+    # delta-rs may commit a creation that was overtaken as a version that says the same again.
+    assert table.version < len(racing)
+    assert table.schema.equals(table_schema(Signal.LOGS))
+    assert table.files() == []
 
 
 # --- Appending ----------------------------------------------------------------------------------

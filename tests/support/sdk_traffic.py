@@ -1,4 +1,4 @@
-"""An instrumented program: it uses the OpenTelemetry SDK as users do, and sends what it made."""
+"""An instrumented program: it uses the SDK as users do, and sends the same to all exporters."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from opentelemetry.trace import Link, SpanKind, Status, StatusCode
 RESOURCE = Resource.create({"service.name": "shop", "service.version": "1.2", "replicas": 3})
 
 
-def send_traces(exporter: Any) -> None:  # noqa: ANN401 - one of several classes of the SDK
+def send_traces(*exporters: Any) -> None:  # noqa: ANN401 - of several classes of the SDK
     provider = TracerProvider(resource=RESOURCE)
-    provider.add_span_processor(BatchSpanProcessor(exporter))
+    for exporter in exporters:
+        provider.add_span_processor(BatchSpanProcessor(exporter))
     tracer = provider.get_tracer("shop.checkout", "0.3", attributes={"team": "web"})
     for number in range(20):
         with tracer.start_as_current_span("checkout", kind=SpanKind.SERVER) as root:
@@ -35,9 +36,10 @@ def send_traces(exporter: Any) -> None:  # noqa: ANN401 - one of several classes
     provider.shutdown()
 
 
-def send_logs(exporter: Any) -> None:  # noqa: ANN401 - one of several classes of the SDK
+def send_logs(*exporters: Any) -> None:  # noqa: ANN401 - of several classes of the SDK
     provider = LoggerProvider(resource=RESOURCE)
-    provider.add_log_record_processor(BatchLogRecordProcessor(exporter))
+    for exporter in exporters:
+        provider.add_log_record_processor(BatchLogRecordProcessor(exporter))
     logger = provider.get_logger("shop", "0.1")
     for number in range(20):
         logger.emit(
@@ -51,9 +53,12 @@ def send_logs(exporter: Any) -> None:  # noqa: ANN401 - one of several classes o
     provider.shutdown()
 
 
-def send_metrics(exporter: Any) -> None:  # noqa: ANN401 - one of several classes of the SDK
-    reader = PeriodicExportingMetricReader(exporter, export_interval_millis=3_600_000)
-    provider = MeterProvider([reader], resource=RESOURCE)
+def send_metrics(*exporters: Any) -> None:  # noqa: ANN401 - of several classes of the SDK
+    readers = [
+        PeriodicExportingMetricReader(exporter, export_interval_millis=3_600_000)
+        for exporter in exporters
+    ]
+    provider = MeterProvider(readers, resource=RESOURCE)
     meter = provider.get_meter("shop.metrics", "1")
     requests = meter.create_counter("requests", unit="1", description="how many")
     active = meter.create_up_down_counter("active")

@@ -59,7 +59,14 @@ def test_latency_is_given_for_each_size(results: Results, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["finalise_max_ratio", "segment_only_ratio", "segment_only_readable", "replay_mb_s"]
+    "name",
+    [
+        "finalise_max_ratio",
+        "finalise_alone_ratio",
+        "segment_only_ratio",
+        "segment_only_readable",
+        "replay_mb_s",
+    ],
 )
 def test_other_figures_are_single_numbers(results: Results, name: str) -> None:
     assert is_positive(results.figures[name])

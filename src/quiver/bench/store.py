@@ -15,8 +15,9 @@ results                by rows, then by producers: ``bundles_s`` and ``mb_s`` fr
 fdatasync_p50_ms       by rows: one write and one sync of one bundle
 latency_ratio          by rows: ``p50_ms`` of one producer in relation to that
 finalise_max_ratio     ``max_ms`` of one producer while segments are finalised, in relation to that
-                       of one while none is; ``finalise`` has both, and how many segments. In both
-                       the subscriber reads afterwards: without segments it has nothing to read
+                       of one while none is; ``finalise`` has both, and how many segments
+finalise_alone_ratio   the same when the subscriber reads afterwards: what finalising costs without
+                       a reader, who has something to read only when segments are finalised
 segment_only_ratio     speed without a log in relation to that with one, 64 producers, 1,000 rows,
                        until the last receipt, which means less without
 segment_only_readable  the same until everything is in segments, where writing them bounds both
@@ -94,6 +95,7 @@ _KEEP_OPEN: Final = StoreConfig(
 )
 _FACTS: Final = (
     "finalise_max_ratio",
+    "finalise_alone_ratio",
     "segment_only_ratio",
     "segment_only_readable",
     "replay_mb_s",
@@ -226,15 +228,17 @@ class _Timing:
             maintain_interval=0.005,
             segment=SegmentConfig(target_size=max(1, load.size // _FINALISED_SEGMENTS)),
         )
-        with_segments, without = [], []
+        with_segments, without, alone = [], [], []
         for _ in range(self.rounds):
             self._tick("finalise")
-            without.append(self._store_round(load, _KEEP_OPEN, read_later=True))
-            with_segments.append(self._store_round(load, many, read_later=True))
+            without.append(self._store_round(load, _KEEP_OPEN))
+            with_segments.append(self._store_round(load, many))
+            alone.append(self._store_round(load, many, read_later=True))
         slow = least(with_segments, lambda s: s.max_ms)
         quiet = least(without, lambda s: s.max_ms)
         return {
             "finalise_max_ratio": round(slow / quiet, 3),
+            "finalise_alone_ratio": round(least(alone, lambda s: s.max_ms) / quiet, 3),
             "finalise": {
                 "max_ms": round(slow, 3),
                 "max_ms_without": round(quiet, 3),

@@ -23,10 +23,6 @@ from quiver.pipeline.settings.options import DebugOptions
 from quiver.pipeline.settings.plugin_names import PLUGINS, Kind
 from quiver.pipeline.worker import Pipeline
 
-OTAP_IS_HERE = all(
-    importlib.util.find_spec(f"quiver.pipeline.{kind}.otap") for kind in ("receivers", "exporters")
-)
-
 
 def built(text: str, core: int = 0) -> Graph:
     return build(load(text), Surroundings(Metrics(), core))
@@ -206,7 +202,6 @@ def test_the_defaults_are_built() -> None:
     assert isinstance(found.nodes[0], Persistence)
 
 
-@pytest.mark.skipif(not OTAP_IS_HERE, reason="the OTAP nodes are not there yet")
 def test_the_first_example_starts(tmp_path: Path) -> None:
     ports = iter(free_ports(2))
     text = re.sub(

@@ -371,7 +371,7 @@ class BufferExporterOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LakeOptions:
-    """The lake: a subscriber in another process. ``quiver lake land`` reads and acknowledges."""
+    """The lake: a subscriber in another process, which reads the store and keeps its progress."""
 
     subscriber: str = "lake"
 
